@@ -1,0 +1,128 @@
+# What a newcomer, a contributor and CI type; `make help` lists it.
+#
+# Every target sets up what it needs in .venv, once: a stamp named after the digest of the lock
+# files says that an environment is complete, so a second call costs nothing and needs no network.
+# Running `fasttrack` by hand afterwards: .venv/bin/fasttrack.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+# Extra words for every pip call, e.g. PIP_ARGS="--proxy ..."
+PIP_ARGS ?=
+# Where the CPU build of torch comes from, if pip does not find it by itself: an index URL.
+TORCH_INDEX ?=
+# For `make lock`: the folder that holds torch's CPU wheel.
+TORCH_WHEELS ?= $(firstword $(PIP_FIND_LINKS))
+# For `make validate`.
+TARGET ?= cpu-nano
+TIER ?= smoke
+ARGS ?=
+# For `make test`, e.g. PYTEST_ARGS='-m "not slow" tests/unit'
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := .cache
+LOG := $(CACHE)/setup.log
+OPTIMIZATION := optimizations/kimi_k3
+CHECKPOINT := $(CACHE)/checkpoints/k3-nano
+
+BUILD_LOCK := requirements/build.txt
+ENGINE_LOCK := requirements/cpu-linux-x86_64.txt
+DEV_LOCK := requirements/dev.txt
+PROJECTS := pyproject.toml $(OPTIMIZATION)/pyproject.toml
+CHECKPOINT_SOURCES := $(wildcard $(addprefix $(OPTIMIZATION)/,checkpoint.py presets.py dims.py))
+
+# The folder is part of the key: an environment that was moved is not usable.
+digest = $(shell { pwd; cat $(1); } | sha256sum | cut -c-16)
+ENGINE_READY := $(VENV)/.engine-$(call digest,$(BUILD_LOCK) $(ENGINE_LOCK))
+DEV_READY := $(VENV)/.dev-$(call digest,$(DEV_LOCK))
+PROJECTS_READY := $(VENV)/.projects-$(call digest,$(PROJECTS))
+CHECKPOINT_READY := $(CACHE)/checkpoints/.k3-nano-$(call digest,$(CHECKPOINT_SOURCES))
+
+INSTALL = $(BIN)/python -m pip install --progress-bar off --no-compile --no-deps $(PIP_ARGS)
+LOCKED = $(INSTALL) --require-hashes --no-build-isolation
+log_tail = tail -n 12 $(LOG) | cut -c -400 >&2
+# Silent unless it fails; then the end of the log, where pip says why.
+LOGGED = >> $(LOG) 2>&1 || { $(log_tail); $(call stop,set-up failed (see $(LOG))); }
+# Ends a recipe with one line on stderr. The message may hold no comma.
+stop = echo "make: $(1)" >&2; exit 1
+# pip would do this too, on one core only. Some packages ship files that are not Python 3.11.
+COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >> $(LOG) 2>&1 || true
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Children start over and over; without this they would compile our own modules each time.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Two pip runs in one environment would get in each other's way.
+.NOTPARALLEL:
+.PHONY: help validate test lint setup golden docs lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+validate: $(PROJECTS_READY) $(CHECKPOINT_READY) ## the bundled Kimi K3 decode, every stage, on this CPU
+	@$(BIN)/fasttrack validate $(OPTIMIZATION) --target $(TARGET) --tier $(TIER) $(ARGS)
+
+test: lint $(CHECKPOINT_READY) ## lint, then every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff and mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+setup: $(PROJECTS_READY) $(DEV_READY) ## .venv with the engine, both distributions and the tools
+
+golden: setup ## rebuild the golden files; review what changed
+	$(BIN)/python tests/golden/build.py
+	@git status --short tests/golden
+
+docs: setup ## rebuild the generated pages
+	$(BIN)/python docs/build.py
+	@git status --short docs README.md
+
+lock: setup ## rewrite requirements/*.txt; every pin may move with ARGS=--upgrade
+	@[ -n "$(TORCH_WHEELS)" ] || { $(call stop,TORCH_WHEELS=FOLDER must hold torch's CPU wheel); }
+	$(BIN)/python requirements/lock.py --torch-wheels $(TORCH_WHEELS) $(ARGS)
+
+clean: ## remove the environment, caches and generated checkpoints
+	rm -rf $(VENV) $(CACHE) build dist *.egg-info $(OPTIMIZATION)/*.egg-info
+	find fasttrack optimizations tests requirements -name __pycache__ -prune -exec rm -rf {} +
+
+$(ENGINE_READY):
+	@command -v $(PYTHON) > /dev/null || { $(call stop,no $(PYTHON) here: name one with PYTHON=...); }
+	@$(PYTHON) -c 'import sys, sysconfig as s; \
+		sys.exit((*sys.version_info[:2], s.get_platform()) != (3, 11, "linux-x86_64"))' || \
+		{ $(call stop,$(ENGINE_LOCK) needs CPython 3.11 on x86-64 Linux: see README.md); }
+	@echo "make: setting up $(VENV): 190 packages, 3 GB, some minutes (log: $(LOG))" >&2
+	@rm -rf $(VENV)
+	@mkdir -p $(CACHE)
+	@: > $(LOG)
+	@$(PYTHON) -m venv $(VENV) $(LOGGED)
+	@$(LOCKED) -r $(BUILD_LOCK) $(LOGGED)
+	@grep '^torch==' $(ENGINE_LOCK) > $(CACHE)/torch.txt
+	@$(LOCKED) $(addprefix --extra-index-url ,$(TORCH_INDEX)) -r $(CACHE)/torch.txt >> $(LOG) 2>&1 || \
+		{ $(log_tail); \
+		echo "make: pip cannot get $$(cut -d' ' -f1 $(CACHE)/torch.txt) here. CPU builds of torch" >&2; \
+		echo "make: are not on the package index but on PyTorch's own CPU wheel index:" >&2; \
+		$(call stop,give its URL as in \"make TORCH_INDEX=URL $(MAKECMDGOALS)\"); }
+	@$(LOCKED) -r $(ENGINE_LOCK) $(LOGGED)
+	@$(COMPILE)
+	@touch $@
+
+$(DEV_READY): | $(ENGINE_READY)
+	@$(LOCKED) -r $(DEV_LOCK) $(LOGGED)
+	@$(COMPILE)
+	@rm -f $(VENV)/.dev-* && touch $@
+
+$(PROJECTS_READY): | $(ENGINE_READY)
+	@$(INSTALL) --no-build-isolation -e . -e $(OPTIMIZATION) $(LOGGED)
+	@rm -f $(VENV)/.projects-* && touch $@
+
+$(CHECKPOINT_READY): | $(PROJECTS_READY)
+	@rm -rf $(CHECKPOINT) $(@D)/.k3-nano-*
+	@mkdir -p $(@D)
+	@$(BIN)/python -m kimi_k3.checkpoint k3-nano $(CHECKPOINT) $(LOGGED)
+	@touch $@

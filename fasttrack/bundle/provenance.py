@@ -1,0 +1,241 @@
+"""Where and from what a run was made: machine, packages, source state, allowed environment.
+
+Owns collection only, at the end of a run, and the rule that no secret and no personal path enters a
+bundle. A missing tool leaves a field out; it never stops a run. GPU facts come from `gpu`. Read by
+the pipeline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import re
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import fasttrack
+from fasttrack.bundle.gpu import gpus
+from fasttrack.schema import Claim, Provenance
+from fasttrack.schema._json import canonical_bytes
+
+ALLOWED_PREFIXES = (
+    "CUDA_", "FASTTRACK_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "NVIDIA_", "OMP_",
+    "TORCH", "TRITON_", "VLLM_",
+)  # fmt: skip
+ALLOWED_NAMES = frozenset(
+    {"LD_PRELOAD", "PYTHONHASHSEED", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",
+     "HF_DATASETS_OFFLINE", "MALLOC_ARENA_MAX"}
+)  # fmt: skip
+CONTAINER_VARIABLE = "FASTTRACK_CONTAINER_DIGEST"
+WITHHELD = "(withheld: looks like a secret)"
+MAX_VALUE = 1000
+GIT_TIMEOUT_S = 30
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"(hf|ghp|gho|ghs|github_pat|glpat|pypi|xox[abp])[-_]\w{8,}|\bsk-\w{8,}|AKIA\w{12,}"
+    r"|\beyJ[\w-]{8,}|-----BEGIN|://[^/\s@]+:[^/\s@]+@"
+)
+_WORD = re.compile(r"[A-Za-z0-9+_=]{20,}")
+_DIGEST = re.compile(r"(sha256:)?[0-9a-f]{64}\Z")
+_PLAIN_ENTROPY_BITS = 3.8
+
+
+def collect(
+    claim: Claim,
+    target_name: str,
+    checkpoint_folder: Path | None,
+    checkpoint_digest: str | None,
+    repo: Path,
+    extra: Mapping[str, Any],
+) -> Provenance:
+    """Provenance of a run of `claim` on `target_name`, with `extra` facts under `source.run`.
+
+    `repo` is the repository, or any folder in it, that holds the optimization.
+    """
+    checkpoint = claim.targets[target_name].checkpoint
+    weights = {"name": checkpoint.name} if checkpoint else {}
+    if checkpoint_folder is not None:
+        weights["folder"] = checkpoint_folder.name
+    if checkpoint_digest is not None:
+        weights["sha256"] = checkpoint_digest
+    versions, records = _packages()
+    return Provenance(
+        machine=_machine(),
+        packages=versions,
+        package_records=records,
+        checkpoint=weights,
+        source={
+            **git_state(repo, claim.scope.paths),
+            "harness_sha256": harness_digest(),
+            "run": dict(extra),
+        },
+        environment=environment(os.environ),
+        container_digest=_container_digest(),
+    )
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """The allow-listed variables. What looks like a secret keeps its name and loses its value."""
+    chosen = {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(ALLOWED_PREFIXES) or name in ALLOWED_NAMES
+    }
+    return {
+        name: WITHHELD if looks_secret(name, value) else _without_home(value)[:MAX_VALUE]
+        for name, value in sorted(chosen.items())
+    }
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a variable's name, or the shape of its value, suggests a credential."""
+    if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value):
+        return bool(value)
+    if _DIGEST.match(value):
+        return False
+    return any(_random_looking(word) for word in _WORD.findall(value))
+
+
+def _random_looking(word: str) -> bool:
+    counts = Counter(word)
+    entropy = -math.fsum(n / len(word) * math.log2(n / len(word)) for n in counts.values())
+    mixed = any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
+    return mixed and entropy > _PLAIN_ENTROPY_BITS
+
+
+def _without_home(value: str) -> str:
+    home = str(Path.home())
+    return value.replace(home, "~") if len(home) > 1 else value
+
+
+def _container_digest() -> str | None:
+    value = os.environ.get(CONTAINER_VARIABLE, "")
+    return value if _DIGEST.match(value) else None
+
+
+def git_state(repo: Path, scope: tuple[str, ...]) -> dict[str, Any]:
+    """Commit, tree, dirtiness and the digest of the in-scope files, as git sees them.
+
+    Result files under `submissions/` do not make a tree dirty: each run adds one. `scope_sha256`
+    stays equal when files outside the scope change, so evidence survives an unrelated rebase.
+    """
+    top = _git(repo, "rev-parse", "--show-toplevel")
+    if top is None:
+        return {"commit": None, "tree": None, "dirty": None}
+    root = Path(top.decode("utf-8", errors="replace").strip())
+    commit = _git(root, "rev-parse", "--verify", "-q", "HEAD")
+    tree = _git(root, "rev-parse", "--verify", "-q", "HEAD^{tree}")
+    changes = _git(root, "status", "--porcelain", "-z", "--", ".", ":(exclude,glob)submissions/**")
+    files = _git(root, "ls-files", "-z", "--", *scope) or b""
+    names = sorted(name for name in files.split(b"\0") if name)
+    return {
+        "commit": _text(commit),
+        "tree": _text(tree),
+        "dirty": None if changes is None else bool(changes),
+        "changed_files": None if changes is None else changes.count(b"\0"),
+        "scope_files": len(names),
+        "scope_sha256": _tree_digest(root, [os.fsdecode(name) for name in names]),
+    }
+
+
+def harness_digest() -> str:
+    """Digest over this package's own source: an edited harness differs from the released one."""
+    root = Path(fasttrack.__file__).parent
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return _tree_digest(root, names)
+
+
+def _tree_digest(root: Path, names: list[str]) -> str:
+    listed = []
+    for name in names:
+        path = root / name
+        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        listed.append([name.encode("utf-8", errors="replace").decode("utf-8"),
+                       hashlib.sha256(data).hexdigest()])  # fmt: skip
+    return hashlib.sha256(canonical_bytes(listed)).hexdigest()
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "--no-optional-locks", *arguments],
+            capture_output=True, timeout=GIT_TIMEOUT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode("ascii", errors="replace").strip() if value else None
+
+
+def _packages() -> tuple[dict[str, str], dict[str, str]]:
+    versions: dict[str, str] = {}
+    records: dict[str, str] = {}
+    for found in distributions():
+        name = found.metadata["Name"]
+        if not name or name in versions:
+            # The first one on the path is the one that is imported.
+            continue
+        versions[name] = found.version
+        record = found.read_text("RECORD")
+        if record:
+            records[name] = hashlib.sha256(record.encode("utf-8")).hexdigest()
+    return versions, records
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.system(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "cpu": _cpu_model(),
+        "cpu_flags_sha256": _cpu_flags(),
+        "cores": os.cpu_count(),
+        "cores_allowed": len(os.sched_getaffinity(0)),
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "cgroup": _cgroup(),
+        "boot_id_sha256": hashlib.sha256(_read("/proc/sys/kernel/random/boot_id").encode())
+        .hexdigest(),
+        "clock": time.get_clock_info("perf_counter").implementation,
+        "gpus": gpus(),
+    }  # fmt: skip
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _cpu_field(field: str) -> str:
+    match = re.search(rf"^{field}\s*:\s*(.*)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _cpu_model() -> str:
+    return _cpu_field("model name") or platform.processor() or "unknown"
+
+
+def _cpu_flags() -> str | None:
+    flags = _cpu_field("flags") or _cpu_field("Features")
+    return hashlib.sha256(" ".join(sorted(flags.split())).encode()).hexdigest() if flags else None
+
+
+def _cgroup() -> dict[str, str]:
+    root = "/sys/fs/cgroup/"
+    found = {
+        name: _read(root + name) for name in ("cpu.max", "memory.max", "cpuset.cpus.effective")
+    }
+    return {name: value for name, value in found.items() if value}

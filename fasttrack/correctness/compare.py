@@ -1,0 +1,95 @@
+"""Error measures against an fp64 reference, per natural slice. Pure numpy; knows no op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasttrack.schema import ErrorStats
+
+Array = NDArray[Any]
+FLOOR_SHARE = 1e-3
+"""A slice's scale is never below this share of the whole output's RMS."""
+
+
+def slice_axes(ndim: int) -> int:
+    """How many leading axes name a slice: rows of a matrix, (row, head) of anything larger."""
+    return 1 if ndim <= 2 else 2
+
+
+def scales(reference: Array) -> Array:
+    """RMS of the reference per slice, broadcastable to its shape, with a floor."""
+    inner = tuple(range(slice_axes(reference.ndim), reference.ndim))
+    finite = np.where(np.isfinite(reference), reference, 0.0)
+    per_slice = np.sqrt(np.mean(finite**2, axis=inner, keepdims=True))
+    whole = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+    return np.maximum(per_slice, max(FLOOR_SHARE * whole, 1e-300))
+
+
+def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorStats:
+    """Scaled error of `value` against `reference` (float64, same shape, at least one element).
+
+    Elements whose NaN/Inf class differs are counted in `nonfinite` and make no error value;
+    equal classes (NaN where the reference has NaN) count as right.
+    """
+    value = value.astype(np.float64)
+    kind_differs = (
+        (np.isnan(value) != np.isnan(reference))
+        | (np.isposinf(value) != np.isposinf(reference))
+        | (np.isneginf(value) != np.isneginf(reference))
+    )
+    both = np.isfinite(value) & np.isfinite(reference)
+    error = np.where(both, value - np.where(both, reference, 0.0), 0.0) / scales(reference)
+    size = np.abs(error)
+    inner = tuple(range(slice_axes(error.ndim), error.ndim))
+    slice_rms = np.sqrt(np.mean(error**2, axis=inner))
+    worst = np.unravel_index(int(np.argmax(slice_rms)), slice_rms.shape)
+    if kind_differs.any():
+        bad = np.unravel_index(int(np.argmax(kind_differs)), error.shape)
+    else:
+        bad = np.unravel_index(int(np.argmax(size)), error.shape)
+    return ErrorStats(
+        rms=float(np.sqrt(np.mean(error**2))),
+        q999=float(np.quantile(size, 0.999)),
+        max=float(size.max()),
+        worst_slice_rms=float(slice_rms.max()),
+        worst_slice=coordinate(worst, axes),
+        mean_signed=float(np.mean(error)),
+        nonfinite=int(kind_differs.sum()),
+        first_bad=coordinate(bad, axes),
+    )
+
+
+def coordinate(index: tuple[Any, ...], axes: tuple[str, ...]) -> str:
+    """``row=3,column=17`` from an index and axis names."""
+    names = [*axes, *(f"axis{i}" for i in range(len(axes), len(index)))]
+    return ",".join(f"{name}={int(i)}" for name, i in zip(names, index, strict=False))
+
+
+def rounding_rms(reference: Array, dtype: str) -> float:
+    """Scaled RMS error of rounding the reference to a dtype: no result can be better."""
+    rounded = to_dtype(reference, dtype)
+    finite = np.isfinite(reference)
+    error = np.where(finite, rounded - np.where(finite, reference, 0.0), 0.0)
+    return float(np.sqrt(np.mean((error / scales(reference)) ** 2)))
+
+
+def to_dtype(values: Array, dtype: str) -> Array:
+    """Round float64 values to `float32`, `float16` or `bfloat16` and return them as float64."""
+    if dtype == "bfloat16":
+        bits = values.astype(np.float32).view(np.uint32)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        kept = (rounded & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
+        return np.where(np.isfinite(values), kept, values).astype(np.float64)
+    if dtype in ("float32", "float16"):
+        return values.astype(dtype).astype(np.float64)
+    return values.astype(np.float64)
+
+
+def same_bits(one: Array, other: Array) -> bool:
+    """Whether two arrays agree in dtype, shape and every bit (NaN payloads included)."""
+    return (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )

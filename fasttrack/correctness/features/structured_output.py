@@ -1,0 +1,74 @@
+"""Structured output: JSON schema, regular expression and choice stay valid, greedy and sampled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fasttrack.correctness.features.probe import Facts, Feature, Probe, equal
+from fasttrack.engine.base import Request, Sampling
+from fasttrack.schema import Check
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "green"]}, "exact": {"type": "boolean"}},
+    "required": ["colour", "exact"],
+    "additionalProperties": False,
+}
+REGEX = "[a-c]{3}-[0-9]{2}"
+CHOICES = ["accept", "reject"]
+KINDS: tuple[dict[str, Any], ...] = (
+    {"json": SCHEMA, "disable_any_whitespace": True},
+    {"regex": REGEX},
+    {"choice": CHOICES},
+)
+
+
+def valid(kind: dict[str, Any], text: str) -> bool:
+    """Whether a text obeys its constraint."""
+    if "regex" in kind:
+        return re.fullmatch(REGEX, text) is not None
+    if "choice" in kind:
+        return text in CHOICES
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return (
+        isinstance(value, dict)
+        and set(value) == {"colour", "exact"}
+        and value["colour"] in ("red", "green")
+        and isinstance(value["exact"], bool)
+    )
+
+
+def observe(probe: Probe) -> Facts:
+    """Ask for every kind, greedy and at temperature 1, all in one batch."""
+    asked = [
+        (kind, Sampling(max_tokens=64, temperature=t, seed=probe.seed, ignore_eos=False,
+                        structured=kind))
+        for kind in KINDS
+        for t in (0.0, 1.0)
+    ]  # fmt: skip
+    answers = probe.ask(
+        [
+            Request(prompt=probe.prompt(16, i), sampling=sampling)
+            for i, (_, sampling) in enumerate(asked)
+        ]
+    )
+    texts = [answer.text for answer in answers]
+    return {
+        "texts": texts,
+        "valid": sum(valid(kind, text) for (kind, _), text in zip(asked, texts, strict=True)),
+        "asked": len(asked),
+    }
+
+
+def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
+    """All answers valid."""
+    return [equal("valid_answers", facts["valid"], facts["asked"])]
+
+
+FEATURE = Feature("structured_output", observe, checks)

@@ -1,0 +1,246 @@
+"""Child of the fake engine: tokens from a hash, times from a simulated clock.
+
+`engine_args.fake` keys: `speedup` (candidate's decode, default 1.0), `noise_percent` (per session
+and per step, default 0.5), `seed` of that noise, `fault` and `fault_arm` (default candidate). Faults:
+
+``raise_at_import  refuse  raise_at_start  hang  die  chatter  ignore_switch  no_path
+prefill_specialised  base_specialised  wrong_token  broken_json  lost_stop  ignores_seed
+no_logprobs  stale_prefix  shed_load  changed_build  slow``
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
+from fasttrack.engine.serve import Coded, serve
+from fasttrack.schema import EngineStep, PathStep, Target
+
+BLOCK = 128
+STEP_S = 2e-3
+PREFILL_TOKEN_S = 2e-5
+BUDGET = 512
+
+
+class Backend:
+    """State of one fake session."""
+
+    def start(
+        self,
+        session: str,
+        arm: str,
+        target: dict[str, Any],
+        additional_config: dict[str, Any],
+        plugin: dict[str, Any] | None,
+        checkpoint: str | None,
+    ) -> dict[str, Any]:
+        """Boot; see the module docstring for faults."""
+        self._target = Target.model_validate(target)
+        options = dict(self._target.engine_args.get("fake", {}))
+        self._fault = options.get("fault") if options.get("fault_arm", "candidate") == arm else None
+        self._specialised = any(v == "latency_specialized" for v in additional_config.values())
+        self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
+        if self._fault == "slow":
+            self._speedup = 0.8
+        self._noise = float(options.get("noise_percent", 0.5)) / 100
+        self._random = random.Random(f"{options.get('seed', 0)}/{session}")
+        self._boot = 1 + self._random.gauss(0, self._noise)
+        self._budget = int(self._target.engine_args.get("max_num_batched_tokens", BUDGET))
+        self._clock = 0.0
+        self._step = 0
+        self._seen: set[tuple[int, ...]] = set()
+        if self._fault == "raise_at_import":
+            raise Coded("ENG-002", "ImportError: planted: raised at import")
+        if self._fault == "refuse":
+            raise Coded("ENG-007", "planted refusal: dtype is wrong; batch is wrong")
+        if self._fault == "raise_at_start":
+            raise RuntimeError("planted: raised at start")
+        switch = next(iter(additional_config.values()), None) if plugin else None
+        if self._fault == "ignore_switch":
+            switch = "auto"
+        build = "fake-2" if self._fault == "changed_build" else "fake-1"
+        info = SessionInfo(
+            switch=switch,
+            fingerprint={
+                "engine": build,
+                "max_model_len": self._target.max_model_len,
+                "max_num_batched_tokens": self._budget,
+                "prefix_caching": True,
+            },
+            state={"registered_ops": "none", "environment": "clean"},
+            prepared_batches=(1, 2, 4, 8, 16, 32, 64),
+        )
+        return info.json_value()
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Bytes are tokens."""
+        return {"ids": [list(text.encode()) for text in texts]}
+
+    def generate(
+        self, requests: Sequence[dict[str, Any]], full_decode_steps: int | None
+    ) -> dict[str, Any]:
+        """One prefill phase under a token budget, then decode steps on a simulated clock."""
+        if self._fault == "hang":
+            time.sleep(3600)
+        if self._fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "chatter":
+            sys.stdout.write('{"nonce": "stray output"}\n' * 50)
+            sys.stdout.flush()
+        asked = [Request.model_validate(request) for request in requests]
+        if self._fault == "shed_load":
+            asked = asked[: max(1, len(asked) - 1)]
+        cached = [self._cached(request.prompt) for request in asked]
+        waiting = [len(r.prompt) - c for r, c in zip(asked, cached, strict=True)]
+        made = [0] * len(asked)
+        steps: list[EngineStep] = []
+        path: list[PathStep] = []
+        full = 0
+        while full_decode_steps is None or full < full_decode_steps:
+            lanes = [
+                index
+                for index, request in enumerate(asked)
+                if waiting[index] == 0 and 0 < made[index] < request.sampling.max_tokens
+            ]
+            prefill = self._prefill(waiting, made, self._budget - len(lanes))
+            if not lanes and not prefill:
+                break
+            for lane in lanes:
+                made[lane] += 1
+            steps.append(self._engine_step(len(lanes), prefill))
+            path.append(self._path_step(len(asked), len(lanes), prefill))
+            full += len(lanes) == len(asked) and prefill == 0
+        answers = [
+            self._answer(request, cache, count)
+            for request, cache, count in zip(asked, cached, made, strict=True)
+        ]
+        return Generation(
+            answers=tuple(answers), steps=tuple(steps), path=tuple(path)
+        ).json_value()
+
+    @staticmethod
+    def _prefill(waiting: list[int], made: list[int], budget: int) -> int:
+        """Spend a step's budget on waiting prompts, in order; a finished one gets its token."""
+        spent = 0
+        for index, left in enumerate(waiting):
+            size = min(left, budget - spent)
+            waiting[index] -= size
+            spent += size
+            made[index] += size > 0 and waiting[index] == 0
+        return spent
+
+    def end(self) -> dict[str, Any]:
+        """Resident memory is not simulated."""
+        return {"peak_rss_mib": 1.0}
+
+    def _engine_step(self, decode: int, prefill: int) -> EngineStep:
+        pure = decode and not prefill
+        duration = STEP_S * (1 + decode / 16) + prefill * PREFILL_TOKEN_S
+        duration *= self._boot * (1 + abs(self._random.gauss(0, self._noise)))
+        duration /= self._speedup if pure else 1.0
+        start, self._clock = self._clock, self._clock + duration
+        return EngineStep(
+            start_s=start, duration_s=duration, decode_tokens=decode, prefill_tokens=prefill
+        )
+
+    def _path_step(self, rows: int, decode: int, prefill: int) -> PathStep:
+        self._step += 1
+        pure = decode > 0 and prefill == 0
+        specialised = self._specialised and pure and self._fault != "no_path"
+        specialised |= self._fault == "prefill_specialised" and not pure
+        specialised |= self._fault == "base_specialised"
+        return PathStep(
+            step=self._step,
+            path="specialised" if specialised else "stock",
+            reason="pure decode" if specialised else "prefill" if prefill else "switched off",
+            requests=rows,
+            tokens=decode + prefill,
+            prefill_tokens=prefill,
+            wrote={"slots": f"1-{rows}"},
+        )
+
+    def _cached(self, prompt: tuple[int, ...]) -> int:
+        whole = (len(prompt) - 1) // BLOCK * BLOCK
+        known = prompt[:whole] in self._seen if whole else False
+        self._seen.add(prompt[:whole])
+        return whole if known else 0
+
+    def _answer(self, request: Request, cached: int, count: int) -> Answer:
+        sampling = request.sampling
+        text = self._text(request, cached)[:count]
+        finish = "length"
+        for stop in sampling.stop:
+            if stop in text and self._fault != "lost_stop":
+                text, finish = text[: text.index(stop)], "stop"
+        if sampling.structured and self._fault != "broken_json":
+            text, finish = _structured(sampling.structured), "stop"
+        ids = tuple(text.encode())
+        logprobs: tuple[float | None, ...] = ()
+        listed: tuple[int, ...] = ()
+        if sampling.logprobs and self._fault != "no_logprobs":
+            logprobs = tuple(-0.1 - token / 1000 for token in ids)
+            listed = (sampling.logprobs,) * len(ids)
+        return Answer(
+            token_ids=ids,
+            text=text,
+            finish_reason=finish,
+            cached_tokens=cached,
+            logprobs=logprobs,
+            gaps=tuple(1.0 for _ in logprobs),
+            listed=listed,
+        )
+
+    def _text(self, request: Request, cached: int) -> str:
+        sampling = request.sampling
+        salt = b""
+        if sampling.temperature > 0 and sampling.top_k != 1:
+            seed = sampling.seed
+            if seed is None or self._fault == "ignores_seed":
+                seed = self._random.getrandbits(32)
+            salt = str(seed).encode()
+        if self._fault == "wrong_token" or (self._fault == "stale_prefix" and cached):
+            salt += b"planted"
+        state = hashlib.sha256(salt + json.dumps(list(request.prompt)).encode()).digest()
+        letters = []
+        for _ in range(sampling.max_tokens):
+            state = hashlib.sha256(state).digest()
+            letters.append(chr(32 + state[0] % 95))
+        return "".join(letters)
+
+
+def _structured(wanted: dict[str, Any] | Any) -> str:
+    if "choice" in wanted:
+        return str(wanted["choice"][0])
+    if "regex" in wanted:
+        return "abc-12"
+    return json.dumps(_instance(wanted["json"]))
+
+
+def _instance(schema: dict[str, Any]) -> Any:
+    if "enum" in schema:
+        return schema["enum"][0]
+    kind = schema.get("type")
+    if kind == "object":
+        return {key: _instance(value) for key, value in schema.get("properties", {}).items()}
+    return {"integer": 1, "number": 1.5, "boolean": True, "array": []}.get(str(kind), "text")
+
+
+if __name__ == "__main__":
+    backend = Backend()
+    serve(
+        {
+            "start": backend.start,
+            "encode": backend.encode,
+            "generate": backend.generate,
+            "end": backend.end,
+        },
+        default_code="ENG-006",
+    )

@@ -1,0 +1,371 @@
+"""Child of the vLLM engine: the one file of the harness that imports vLLM.
+
+It drives `LLMEngine.step()` itself, so that every step has a start, a duration and, from the
+scheduler's own output, its decode and prefill tokens. The optimization's step log is fetched
+after each call through the worker extension named in the claim.
+Tried with vLLM 0.32.0 on a CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import distributions, entry_points
+from pathlib import Path
+from typing import Any
+
+from fasttrack.engine.base import Answer, Generation, Request, Sampling, SessionInfo
+from fasttrack.engine.serve import Coded, serve
+from fasttrack.schema import EngineStep, PathStep, Target
+from fasttrack.schema.claim import Plugin
+
+TESTED = ("0.32.0",)
+NEIGHBOUR = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float32",
+}
+"""An unrelated model with dummy weights: the isolation stage compares its outputs."""
+
+
+class Backend:
+    """One vLLM engine in this process."""
+
+    def start(
+        self,
+        session: str,
+        arm: str,
+        target: dict[str, Any],
+        additional_config: dict[str, Any],
+        plugin: dict[str, Any] | None,
+        checkpoint: str | None,
+    ) -> dict[str, Any]:
+        """Boot the engine.
+
+        Codes: ENG-002 plugin raised at import, ENG-007 refusal, ENV-005 checkpoint, else ENG-001.
+        """
+        self._target = Target.model_validate(target)
+        self._plugin = Plugin.model_validate(plugin) if plugin else None
+        wanted = self._plugin.vllm_plugins if self._plugin else ()
+        # An empty list switches every plugin off; an unset variable would load all of them.
+        os.environ["VLLM_PLUGINS"] = ",".join(wanted)
+        before = _environment_digest()
+        if self._plugin:
+            self._import_plugin(self._plugin)
+        from vllm import LLM
+
+        try:
+            self._llm = LLM(**self._arguments(additional_config, checkpoint))
+        except Exception as error:
+            raise _start_error(error) from error
+        self._engine: Any = self._llm.llm_engine
+        self._scheduled: list[tuple[int, int]] = []
+        self._watch_scheduler()
+        self._count = 0
+        evidence = self._evidence()
+        return SessionInfo(
+            switch=evidence.get("switch"),
+            fingerprint=self._fingerprint(),
+            state={**_global_state(), "environment": str(_environment_digest() == before)},
+            prepared_batches=tuple(evidence.get("prepared_batches", ())),
+        ).json_value()
+
+    def encode(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Token ids without special tokens."""
+        tokenizer = self._llm.get_tokenizer()
+        return {"ids": [tokenizer.encode(t, add_special_tokens=False) for t in texts]}
+
+    def generate(
+        self, requests: Sequence[dict[str, Any]], full_decode_steps: int | None
+    ) -> dict[str, Any]:
+        """Run requests together; see `Session.generate`."""
+        asked = [Request.model_validate(request) for request in requests]
+        names = [f"r{self._count + index}" for index in range(len(asked))]
+        self._count += len(asked)
+        self._scheduled.clear()
+        for name, request in zip(names, asked, strict=True):
+            self._engine.add_request(
+                name, {"prompt_token_ids": list(request.prompt)}, _parameters(request.sampling)
+            )
+        outputs: dict[str, Any] = {}
+        steps: list[EngineStep] = []
+        full = 0
+        while self._engine.has_unfinished_requests():
+            seen = len(self._scheduled)
+            start = time.perf_counter()
+            produced = self._engine.step()
+            duration = time.perf_counter() - start
+            # One entry per step is the rule; a step that scheduled nothing adds none.
+            for decode, prefill in self._scheduled[seen:]:
+                steps.append(
+                    EngineStep(
+                        start_s=start,
+                        duration_s=duration,
+                        decode_tokens=decode,
+                        prefill_tokens=prefill,
+                    )
+                )
+                full += decode == len(asked) and prefill == 0
+            for output in produced:
+                outputs[output.request_id] = output
+            if full_decode_steps is not None and full >= full_decode_steps:
+                self._engine.abort_request(
+                    [name for name in names if not getattr(outputs.get(name), "finished", False)]
+                )
+                while self._engine.has_unfinished_requests():
+                    self._engine.step()
+                break
+        evidence = self._evidence()
+        return Generation(
+            answers=tuple(_answer(outputs.get(name)) for name in names),
+            steps=tuple(steps),
+            path=tuple(
+                PathStep.model_validate(entry)
+                for entry in evidence.get("log", ())
+                if entry["path"] != "profile"
+            ),
+        ).json_value()
+
+    def end(self) -> dict[str, Any]:
+        """Peak resident memory of this process, MiB."""
+        return {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+    def _arguments(
+        self, additional_config: Mapping[str, Any], checkpoint: str | None
+    ) -> dict[str, Any]:
+        target = self._target
+        common = {"enforce_eager": True, "seed": 0, "disable_log_stats": True}
+        if checkpoint is None:
+            folder = Path(tempfile.mkdtemp(prefix="fasttrack-neighbour-"))
+            (folder / "config.json").write_text(json.dumps(NEIGHBOUR))
+            return {
+                **common,
+                "model": str(folder),
+                "load_format": "dummy",
+                "skip_tokenizer_init": True,
+                "max_model_len": 256,
+                "max_num_seqs": 4,
+                "dtype": "float32",
+            }
+        arguments = {
+            **common,
+            "model": checkpoint,
+            "dtype": target.dtype,
+            "max_model_len": target.max_model_len,
+            "max_num_seqs": target.max_num_seqs,
+            "tensor_parallel_size": target.tensor_parallel_size,
+            "additional_config": dict(additional_config),
+            **target.engine_args,
+        }
+        if self._plugin and self._plugin.worker_extension:
+            arguments["worker_extension_cls"] = self._plugin.worker_extension
+        return arguments
+
+    def _import_plugin(self, plugin: Plugin) -> None:
+        """Load what vLLM would load, so that an error is told instead of only logged."""
+        try:
+            importlib.import_module(plugin.module)
+            for name in plugin.vllm_plugins:
+                points = entry_points(group="vllm.general_plugins", name=name)
+                if not points:
+                    raise Coded(
+                        "ENG-002",
+                        f"no vLLM plugin {name!r} is installed; run `pip install -e` in the "
+                        "optimization's folder",
+                    )
+                for point in points:
+                    point.load()
+        except Coded:
+            raise
+        except BaseException as error:
+            raise Coded("ENG-002", f"{type(error).__name__}: {error}") from error
+
+    def _watch_scheduler(self) -> None:
+        """Record (decode tokens, prefill tokens) of every step from the scheduler's output."""
+        scheduler = self._engine.engine_core.engine_core.scheduler
+        schedule = scheduler.schedule
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            if output.total_num_scheduled_tokens:
+                self._scheduled.append(_split(output, scheduler.requests))
+            return output
+
+        scheduler.schedule = watched
+
+    def _evidence(self) -> dict[str, Any]:
+        if not (self._plugin and self._plugin.worker_extension):
+            return {}
+        return dict(self._llm.collective_rpc("fasttrack_evidence", args=(True,))[0])
+
+    def _fingerprint(self) -> dict[str, str | int | float | bool | None]:
+        import torch
+        import vllm
+
+        config = self._engine.vllm_config
+        return {
+            "engine": "vllm",
+            "vllm": vllm.__version__,
+            "vllm_tested": vllm.__version__.split("+")[0] in TESTED,
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "device": str(config.device_config.device_type),
+            "dtype": str(config.model_config.dtype),
+            "max_model_len": config.model_config.max_model_len,
+            "max_num_seqs": config.scheduler_config.max_num_seqs,
+            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+            "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+            "block_size": config.cache_config.block_size,
+            "kv_cache_dtype": str(config.cache_config.cache_dtype),
+            "enforce_eager": bool(config.model_config.enforce_eager),
+            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+            "installed": _installed_digest(),
+        }
+
+
+def _split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
+    """(decode tokens, prefill tokens) of a scheduler output.
+
+    A row decodes when all of its prompt was computed before this step and it runs one token, or
+    one token and its drafts; everything else, recomputation after preemption included, is prefill.
+    """
+    computed = dict(
+        zip(
+            output.scheduled_cached_reqs.req_ids,
+            output.scheduled_cached_reqs.num_computed_tokens,
+            strict=True,
+        )
+    )
+    decode = prefill = 0
+    for name, tokens in output.num_scheduled_tokens.items():
+        drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+        request = requests.get(name)
+        if (
+            name in computed
+            and request is not None
+            and computed[name] >= request.num_prompt_tokens
+            and tokens == 1 + drafts
+        ):
+            decode += tokens
+        else:
+            prefill += tokens
+    return decode, prefill
+
+
+def _parameters(sampling: Sampling) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    structured = dict(sampling.structured) if sampling.structured else None
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        logprobs=sampling.logprobs,
+        ignore_eos=sampling.ignore_eos,
+        stop=list(sampling.stop),
+        structured_outputs=StructuredOutputsParams(**structured) if structured else None,
+    )
+
+
+def _answer(output: Any) -> Answer:
+    if output is None:
+        return Answer(token_ids=(), text="", finish_reason="aborted")
+    best = output.outputs[0]
+    logprobs: list[float | None] = []
+    gaps: list[float | None] = []
+    listed: list[int] = []
+    for token, position in zip(best.token_ids, best.logprobs or (), strict=False):
+        ranked = sorted((entry.logprob for entry in position.values()), reverse=True)
+        logprobs.append(_finite(position[token].logprob))
+        gaps.append(_finite(ranked[0] - ranked[1]) if len(ranked) > 1 else None)
+        listed.append(len(ranked))
+    return Answer(
+        token_ids=tuple(best.token_ids),
+        text=best.text,
+        finish_reason=best.finish_reason or "aborted",
+        cached_tokens=output.num_cached_tokens or 0,
+        logprobs=tuple(logprobs),
+        gaps=tuple(gaps),
+        listed=tuple(listed),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if abs(value) < float("inf") else None
+
+
+def _start_error(error: Exception) -> Coded:
+    """Sort a start-up error by the names the plugin contract gives to them."""
+    chain: BaseException | None = error
+    while chain is not None:
+        name = type(chain).__name__
+        if name.endswith("RefusedError"):
+            return Coded("ENG-007", str(chain))
+        if name.endswith("CheckpointError"):
+            return Coded("ENV-005", str(chain))
+        chain = chain.__cause__ or chain.__context__
+    return Coded("ENG-001", f"{type(error).__name__}: {error}")
+
+
+def _sha(values: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(values)).encode()).hexdigest()
+
+
+def _environment_digest() -> str:
+    return _sha([f"{k}={v}" for k, v in os.environ.items() if not k.startswith("VLLM_PLUGINS")])
+
+
+def _installed_digest() -> str:
+    """Digest over name and version of every installed distribution."""
+    return _sha([f"{d.metadata['Name']}=={d.version}" for d in distributions()])
+
+
+def _global_state() -> dict[str, str]:
+    """Digests of what a plugin could change for everybody."""
+    import torch
+    from vllm import ModelRegistry
+
+    ops = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+    flags = [
+        str(torch.get_default_dtype()),
+        str(torch.is_grad_enabled()),
+        str(torch.are_deterministic_algorithms_enabled()),
+        str(torch.get_float32_matmul_precision()),
+        str(torch.backends.mkldnn.enabled),  # type: ignore[attr-defined]
+        str(torch.get_num_threads()),
+    ]
+    return {
+        "registered_ops": _sha(ops),
+        "torch_flags": _sha(flags),
+        "architectures": ",".join(sorted(ModelRegistry.get_supported_archs())),
+    }
+
+
+if __name__ == "__main__":
+    backend = Backend()
+    serve(
+        {
+            "start": backend.start,
+            "encode": backend.encode,
+            "generate": backend.generate,
+            "end": backend.end,
+        },
+        default_code="ENG-006",
+    )

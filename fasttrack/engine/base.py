@@ -1,0 +1,199 @@
+"""The engine protocol: what every room may ask of an engine, and the nouns it speaks in.
+
+Owns: `Launch`, `Sampling`, `Request`, `Answer`, `Generation`, `SessionInfo`, `Session`, `Engine`.
+Knows no flags of any engine. `ChildEngine` is the one implementation: an engine is a child module
+that answers ``start``, ``encode``, ``generate``, ``end``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from fasttrack.engine.channel import Child
+from fasttrack.errors import EnvironmentUnmet, UsageError
+from fasttrack.schema import Arm, EngineStep, PathStep, Target
+from fasttrack.schema.claim import Frozen, Plugin
+
+START_TIMEOUT_S = 600.0
+CALL_TIMEOUT_S = 600.0
+
+
+class Sampling(Frozen):
+    """Sampling parameters, named as vLLM names them."""
+
+    max_tokens: int = 16
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    logprobs: int | None = None
+    ignore_eos: bool = True
+    stop: tuple[str, ...] = ()
+    structured: Mapping[str, Any] | None = None
+    """One of ``{"json": schema}``, ``{"regex": text}``, ``{"choice": [texts]}``."""
+
+
+class Request(Frozen):
+    """One prompt, as token ids."""
+
+    prompt: tuple[int, ...] = Field(min_length=1)
+    sampling: Sampling = Sampling()
+
+
+class Answer(Frozen):
+    """What the engine made of one request."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    cached_tokens: int = 0
+    logprobs: tuple[float | None, ...] = ()
+    """Log-probability of each produced token, nats."""
+    gaps: tuple[float | None, ...] = ()
+    """Distance to the next likeliest token, nats; null when only one was reported."""
+    listed: tuple[int, ...] = ()
+    """Number of alternatives the engine listed per position."""
+
+
+class Generation(Frozen):
+    """Answers in request order, with what the engine and the optimization say of each step."""
+
+    answers: tuple[Answer, ...]
+    steps: tuple[EngineStep, ...]
+    path: tuple[PathStep, ...]
+
+
+class SessionInfo(Frozen):
+    """What a started engine says about itself."""
+
+    switch: str | None
+    """Effective switch value as the optimization reports it; null when it reports none."""
+    fingerprint: Mapping[str, str | int | float | bool | None]
+    state: Mapping[str, str]
+    """Digests of global state (registered ops, environment, flags) for the isolation stage."""
+    prepared_batches: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything needed to boot one session."""
+
+    session: str
+    arm: Arm
+    target: Target
+    additional_config: Mapping[str, Any]
+    log: Path
+    plugin: Plugin | None = None
+    checkpoint: Path | None = None
+    """None: the engine's own tiny unrelated model, used by the isolation stage."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = START_TIMEOUT_S
+    call_timeout_s: float = CALL_TIMEOUT_S
+
+
+class Session:
+    """A running engine. Use as a context manager: the child never outlives it."""
+
+    def __init__(self, child: Child, info: SessionInfo, call_timeout_s: float) -> None:
+        self._child = child
+        self._timeout_s = call_timeout_s
+        self.info = info
+        self.peak_rss_mib: float | None = None
+
+    def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Token ids of texts, without special tokens."""
+        answer, _ = self._child.call("encode", self._timeout_s, texts=list(texts))
+        return [tuple(ids) for ids in answer["ids"]]
+
+    def generate(
+        self, requests: Sequence[Request], *, full_decode_steps: int | None = None
+    ) -> Generation:
+        """Run requests together until all finish.
+
+        With `full_decode_steps`, stop instead as soon as that many steps have decoded exactly one
+        token for every request with no prefill beside them; answers are then partial.
+        Raises `RunError` ENG-003..006.
+        """
+        answer, _ = self._child.call(
+            "generate",
+            self._timeout_s,
+            requests=[request.json_value() for request in requests],
+            full_decode_steps=full_decode_steps,
+        )
+        return Generation.model_validate(answer)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self._child.alive:
+            answer, _ = self._child.call("end", 60.0)
+            self.peak_rss_mib = answer["peak_rss_mib"]
+            self._child.close()
+        else:
+            self._child.kill()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine by name: the module that runs in the child and the packages it needs."""
+
+    name: str
+    module: str
+    requires: tuple[tuple[str, str], ...] = ()
+    """(importable package, extra that brings it)."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `EnvironmentUnmet` ENV-001 when a needed package is not installed."""
+        for package, extra in self.requires:
+            if importlib.util.find_spec(package) is None:
+                raise EnvironmentUnmet(
+                    "ENV-001",
+                    f"engine {self.name!r} needs the package {package!r}",
+                    next_step=f"pip install 'fasttrack[{extra}]'",
+                )
+
+    def start(self, launch: Launch) -> Session:
+        """Boot a session and wait until it is ready.
+
+        Raises the coded error of the child, and `UsageError` CLM-006 when a non-default switch
+        value is not reported back.
+        """
+        self.check()
+        child = Child(
+            self.module, log=launch.log, env={**self.env, **launch.env}, cell=launch.session
+        )
+        try:
+            answer, _ = child.call(
+                "start",
+                launch.start_timeout_s,
+                session=launch.session,
+                arm=launch.arm,
+                target=launch.target.json_value(),
+                additional_config=dict(launch.additional_config),
+                plugin=launch.plugin.json_value() if launch.plugin else None,
+                checkpoint=str(launch.checkpoint) if launch.checkpoint else None,
+            )
+            info = SessionInfo.model_validate(answer)
+        except BaseException:
+            child.kill()
+            raise
+        return Session(child, info, launch.call_timeout_s)
+
+
+def check_switch(info: SessionInfo, expected: str, key: str) -> None:
+    """Raise `UsageError` CLM-006 unless the session reports the expected switch value."""
+    if info.switch != expected:
+        told = "no value" if info.switch is None else repr(info.switch)
+        raise UsageError(
+            "CLM-006",
+            f"the engine reports {told} for {key}, not {expected!r}",
+            next_step="check [switch] and [plugin] in claim.toml",
+        )

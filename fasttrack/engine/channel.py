@@ -1,0 +1,225 @@
+"""Framed messages between the harness and a child that runs code under test.
+
+A frame is an 8-byte length, a JSON header and raw blobs. Both sides put the run's nonce in every
+header; the child learns it from the first frame, so neither its command line nor its environment
+holds it. The channel is a socket of its own: whatever the child prints cannot reach it.
+
+Owns: framing, limits, time-outs, process life. Does not know what is asked of the child.
+Read by: engine sessions and the kernel referee (parent side), `serve` loops (child side).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasttrack.errors import EnvironmentUnmet, FasttrackError, RunError, UsageError
+
+MAX_HEADER = 64 * 2**20
+MAX_BLOBS = 2**30
+LOG_TAIL_LINES = 12
+_LENGTH = struct.Struct(">II")
+
+
+class ChannelClosed(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of a framed socket. Not thread-safe."""
+
+    def __init__(self, sock: socket.socket, nonce: str | None = None) -> None:
+        self._sock = sock
+        self.nonce = nonce
+
+    def send(self, message: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
+        """Send one frame; raises `ChannelClosed` when nobody reads."""
+        header = json.dumps(
+            {"nonce": self.nonce, "blobs": [len(b) for b in blobs], "message": message}
+        ).encode()
+        try:
+            self._sock.sendall(_LENGTH.pack(len(header), sum(map(len, blobs))) + header)
+            for blob in blobs:
+                self._sock.sendall(blob)
+        except OSError as error:
+            raise ChannelClosed from error
+
+    def receive(self, deadline: float | None = None) -> tuple[dict[str, Any], list[bytes]]:
+        """Next frame.
+
+        Raises `ChannelClosed` at end of file, `TimeoutError` past the deadline (monotonic seconds)
+        and `ValueError` for a frame that breaks the protocol.
+        """
+        header_size, blob_size = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
+        if header_size > MAX_HEADER or blob_size > MAX_BLOBS:
+            raise ValueError(f"frame of {header_size} + {blob_size} bytes is beyond the limit")
+        frame = json.loads(self._read(header_size, deadline))
+        if self.nonce is None:
+            self.nonce = frame["nonce"]
+        if not isinstance(frame, dict) or frame.get("nonce") != self.nonce:
+            raise ValueError("frame without this run's nonce")
+        sizes = frame["blobs"]
+        if sum(sizes) != blob_size:
+            raise ValueError("blob sizes disagree")
+        blobs = [self._read(size, deadline) for size in sizes]
+        return frame["message"], blobs
+
+    def close(self) -> None:
+        """Close the socket; the other side sees end of file."""
+        self._sock.close()
+
+    def _read(self, count: int, deadline: float | None) -> bytes:
+        parts = []
+        while count:
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0 or not select.select([self._sock], [], [], left)[0]:
+                    raise TimeoutError
+            try:
+                part = self._sock.recv(min(count, 2**20))
+            except OSError as error:
+                raise ChannelClosed from error
+            if not part:
+                raise ChannelClosed
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+ERRORS: dict[str, type[FasttrackError]] = {
+    "CLM-006": UsageError,
+    "ENV-001": EnvironmentUnmet,
+    "ENV-005": EnvironmentUnmet,
+}
+
+
+class Child:
+    """A child process with a channel, a log file and a bounded life."""
+
+    def __init__(
+        self, module: str, *, log: Path, env: Mapping[str, str] | None = None, cell: str = ""
+    ) -> None:
+        """Start ``python -m module FD``; its stdout and stderr go to `log`."""
+        ours, theirs = socket.socketpair()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.cell = cell
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**os.environ, **(env or {})},
+            )
+        theirs.close()
+        self._channel = Channel(ours, nonce=secrets.token_hex(16))
+
+    def call(
+        self, call: str, timeout_s: float, blobs: Sequence[bytes] = (), **arguments: Any
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Ask the child for `call` and wait for the answer.
+
+        Raises `RunError` ENG-003 (killed), ENG-004 (no answer in `timeout_s`), ENG-005 (protocol)
+        or the coded error the child reported. The child is dead after the first three.
+        """
+        try:
+            self._channel.send({"call": call, "arguments": arguments}, blobs)
+            answer, data = self._channel.receive(time.monotonic() + timeout_s)
+        except TimeoutError:
+            self.kill()
+            raise self._error(
+                "ENG-004", f"no answer to {call!r} within {timeout_s:.0f} s; stopped"
+            ) from None
+        except ChannelClosed:
+            raise self._died(call) from None
+        except (ValueError, KeyError, TypeError) as error:
+            self.kill()
+            raise self._error("ENG-005", f"answer to {call!r} broke the protocol: {error}") from None
+        if "error" in answer:
+            fault = answer["error"]
+            kind = ERRORS.get(fault["code"], RunError)
+            raise kind(
+                fault["code"],
+                fault["message"],
+                cell=self.cell or None,
+                next_step=f"read {self.log}",
+                detail=fault.get("traceback"),
+            )
+        return answer, data
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process.poll() is None
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """Let the child end by itself (it sees end of file), then make sure."""
+        self._channel.close()
+        try:
+            self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the child and everything it started."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        self._process.wait()
+        self._channel.close()
+
+    def _died(self, op: str) -> RunError:
+        try:
+            status = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return self._error("ENG-005", f"closed its channel while asked for {op!r}")
+        self.kill()
+        if status < 0:
+            name = signal.Signals(-status).name
+            return self._error("ENG-003", f"killed by {name} while asked for {op!r}")
+        return self._error("ENG-003", f"ended with status {status} while asked for {op!r}")
+
+    def _error(self, code: str, cause: str) -> RunError:
+        return RunError(
+            code,
+            cause,
+            cell=self.cell or None,
+            next_step=f"read {self.log}",
+            detail=tail(self.log),
+        )
+
+
+def tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
+    """Last lines of a log, bounded to 4 kB; empty when there is none."""
+    try:
+        with log.open("rb") as source:
+            source.seek(0, os.SEEK_END)
+            source.seek(max(0, source.tell() - 4096))
+            text = source.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def connect() -> Channel:
+    """Child side: the channel whose descriptor is the first argument; not inherited further."""
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(sock.fileno(), False)
+    return Channel(sock)

@@ -1,0 +1,24 @@
+"""The real engine: vLLM in a child process. The child module alone imports vLLM.
+
+Environment: one process and one thread per rank, so that step times are the model's and not the
+scheduler's fight for two cores; no network look-ups.
+"""
+
+from __future__ import annotations
+
+from fasttrack.engine.base import Engine
+
+ENGINE = Engine(
+    name="vllm",
+    module="fasttrack.engine._vllm_child",
+    requires=(("vllm", "cpu"), ("torch", "cpu")),
+    env={
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    },
+)

@@ -1,0 +1,213 @@
+"""Every error the harness raises on purpose, and the table that explains each code.
+
+Tree (exit status in brackets)::
+
+    FasttrackError
+    ├── UsageError [2]          wrong arguments, wrong claim: the author can mend it by editing
+    ├── EnvironmentUnmet [4]    a package, checkpoint, key or device is missing here
+    ├── RunError [5]            an engine or kernel child crashed, hung or was killed
+    └── VerificationFailed [6]  a result file cannot be trusted
+
+Owns: the classes, `EXIT_*` statuses and `EXPLANATIONS` for error codes. Does not own verdict
+reasons (`fasttrack.schema.verdict`) or reject codes (`fasttrack.verify.codes`), which add their own
+tables. Read by: `fasttrack.cli.common`, which is the one place that catches these, and
+`fasttrack explain`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_PASS = 0
+EXIT_FAIL = 1
+EXIT_USAGE = 2
+EXIT_INCONCLUSIVE = 3
+EXIT_ENVIRONMENT = 4
+EXIT_CRASH = 5
+EXIT_REJECTED = 6
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What one code means and how to go on: shown by `fasttrack explain CODE`."""
+
+    meaning: str
+    investigate: str
+
+
+class FasttrackError(Exception):
+    """Root of all deliberate errors.
+
+    `code` is stable and looked up in `EXPLANATIONS`; `cause` is one sentence about this occurrence;
+    `next_step` is a command or an edit; `cell` names the grid cell, op or file concerned, if any.
+    """
+
+    exit_status = EXIT_CRASH
+
+    def __init__(
+        self,
+        code: str,
+        cause: str,
+        *,
+        next_step: str | None = None,
+        cell: str | None = None,
+        detail: str | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {cause}")
+        self.code = code
+        self.cause = cause
+        self.next_step = next_step or f"fasttrack explain {code}"
+        self.cell = cell
+        self.detail = detail
+
+    def diagnostics(self) -> dict[str, str | int | None]:
+        """The machine-readable form printed by `--json`."""
+        return {
+            "code": self.code,
+            "cell": self.cell,
+            "cause": self.cause,
+            "next": self.next_step,
+            "exit_status": self.exit_status,
+        }
+
+
+class UsageError(FasttrackError):
+    """Arguments or a claim that cannot be acted upon."""
+
+    exit_status = EXIT_USAGE
+
+
+class EnvironmentUnmet(FasttrackError):
+    """Something this machine lacks."""
+
+    exit_status = EXIT_ENVIRONMENT
+
+
+class RunError(FasttrackError):
+    """A child process failed while it was being measured; records taken so far are kept."""
+
+    exit_status = EXIT_CRASH
+
+
+class VerificationFailed(FasttrackError):
+    """A result file that must not be trusted."""
+
+    exit_status = EXIT_REJECTED
+
+
+EXPLANATIONS: dict[str, Explanation] = {
+    "USE-001": Explanation(
+        "An argument is not one of those the command takes.",
+        "Run the command with --help; stage and target names are listed by `fasttrack plan`.",
+    ),
+    "USE-002": Explanation(
+        "The folder a scaffold would be written to already holds files.",
+        "Choose another name, or remove the folder yourself.",
+    ),
+    "CLM-001": Explanation(
+        "There is no claim.toml where one was expected, or it cannot be read.",
+        "Pass the optimization's folder. `fasttrack init NAME` writes a complete example.",
+    ),
+    "CLM-002": Explanation(
+        "claim.toml is not valid TOML.",
+        "The message names line and column.",
+    ),
+    "CLM-003": Explanation(
+        "The claim has an unknown key, a wrong unit or a value out of range. Units are part of the "
+        "key (`context_tokens`, `equivalence_margin_percent`), so a misspelt unit is an unknown key.",
+        "Every problem is listed at once, with its path in the file and the nearest known key.",
+    ),
+    "CLM-004": Explanation(
+        "The claim has no target of that name.",
+        "`fasttrack plan FOLDER` lists the targets.",
+    ),
+    "CLM-005": Explanation(
+        "The grid cannot be run: a cell needs more tokens than the target's context length, a batch "
+        "is larger than the engine admits, or the grid is empty.",
+        "Shrink the axis named in the message or raise the target's `max_model_len`.",
+    ),
+    "CLM-006": Explanation(
+        "The engine does not know the declared switch, or ignores it: with the candidate's value set "
+        "it did not report that value back, so both arms would run the same code.",
+        "Check [switch] in claim.toml and that the plugin is installed and listed in [plugin].",
+    ),
+    "CLM-007": Explanation(
+        "The claim changed since this run folder was begun. A claim is frozen before anything is "
+        "measured, so old records cannot support a new claim.",
+        "Start a new run (`--fresh`), or restore the claim.",
+    ),
+    "ENV-001": Explanation(
+        "A Python package that this command needs is not installed.",
+        "Install the extra named in the message. `fasttrack doctor` shows all of them.",
+    ),
+    "ENV-002": Explanation(
+        "There is no engine of that name in this installation.",
+        "Engines are found through the entry-point group `fasttrack.engines`; see `fasttrack doctor`.",
+    ),
+    "ENV-003": Explanation(
+        "The target's checkpoint is missing and the claim gives no command to build it, or the "
+        "build command failed.",
+        "Read the log named in the message; run the build command by hand.",
+    ),
+    "ENV-004": Explanation(
+        "The checkpoint's digest is not the one the claim pins: another file set was measured before.",
+        "Delete the folder so that it is built again, or pin the new digest on purpose.",
+    ),
+    "ENV-005": Explanation(
+        "The engine refused the checkpoint: a tensor is missing or has the wrong shape.",
+        "The engine's own message and its log are quoted. Rebuild the checkpoint.",
+    ),
+    "ENV-006": Explanation(
+        "A signing key or the ssh-keygen program is missing or unusable.",
+        "Pass --key FILE, or load the key into an SSH agent.",
+    ),
+    "ENG-001": Explanation(
+        "The engine could not be started.",
+        "The last lines of its log are quoted; -v prints the child's traceback.",
+    ),
+    "ENG-002": Explanation(
+        "The optimization raised while it was imported or set up by the engine.",
+        "Import it by hand in the same environment; -v prints the traceback.",
+    ),
+    "ENG-003": Explanation(
+        "A child process was killed by a signal (out of memory, a crash in native code, or by hand).",
+        "The signal and the last log lines are quoted. Run again: finished work is kept.",
+    ),
+    "ENG-004": Explanation(
+        "A child process did not answer in time. It was stopped together with everything it started.",
+        "The message names what was asked of it. Raise --timeout only if it was slow, not stuck.",
+    ),
+    "ENG-005": Explanation(
+        "A child process broke the protocol: wrong nonce, oversized or malformed message.",
+        "Code under test must not touch the harness's pipe; look for stray writes to file descriptors.",
+    ),
+    "ENG-006": Explanation(
+        "The engine reported an error while generating.",
+        "The engine's message is quoted; -v prints the child's traceback.",
+    ),
+    "ENG-007": Explanation(
+        "The optimization refused the requested configuration at start-up.",
+        "Its own list of reasons is quoted in full.",
+    ),
+    "CAS-001": Explanation(
+        "The optimization offers no kernel cases, or not for every op its claim names.",
+        "Add a KernelCase per op and list it under the entry point `fasttrack.cases`.",
+    ),
+    "RUN-001": Explanation(
+        "The run was interrupted. Everything measured so far is kept in the run folder.",
+        "Repeat the same `fasttrack validate` command: it continues where it stopped.",
+    ),
+    "RUN-002": Explanation(
+        "The run folder is in use by another process.",
+        "Wait for it, or name another folder with --runs.",
+    ),
+    "RUN-003": Explanation(
+        "A record file of this run folder is damaged.",
+        "Move the named file away: only that unit of work is measured again.",
+    ),
+    "INT-001": Explanation(
+        "An error nobody foresaw: a defect of the harness.",
+        "Repeat with -v and report the traceback. Records already written are kept.",
+    ),
+}

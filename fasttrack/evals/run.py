@@ -1,0 +1,95 @@
+"""Stage 5: both arms answer the same items; base answers once more in another batch composition."""
+
+from __future__ import annotations
+
+import hashlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal
+
+from fasttrack.engine.base import Request, Sampling, Session
+from fasttrack.engine.setting import Setting, path_record
+from fasttrack.evals import tasks
+from fasttrack.evals.task import EvalTask, Item
+from fasttrack.schema import Arm, ItemRecord, Record
+
+CONTROL_CONCURRENCY = 2
+
+
+def registry() -> tuple[EvalTask, ...]:
+    """All tasks: the `TASK` of every module in `evals/tasks`."""
+    found = []
+    for module in pkgutil.iter_modules(tasks.__path__):
+        task = getattr(import_module(f"{tasks.__name__}.{module.name}"), "TASK", None)
+        if task is not None:
+            found.append(task)
+    return tuple(found)
+
+
+def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
+    """All tasks in one arm, in one engine session."""
+    arm: Arm = spec["arm"]
+    name = f"evals-{arm}"
+    records: list[Record] = []
+    with setting.session("evals", name, arm, records) as session:
+        for task in registry():
+            room = min(1024, setting.target.max_model_len - spec["answer_tokens"] - 1)
+            items = task.items(setting.seed, spec["items"], room)
+            prompts = session.encode([item.prompt for item in items])
+            rounds: list[tuple[Literal["main", "control"], int]] = [("main", len(items))]
+            if arm == "base":
+                rounds.append(("control", CONTROL_CONCURRENCY))
+            for repeat, concurrency in rounds:
+                setting.say(f"{task.name} ({arm}, {concurrency} at a time)")
+                records.extend(
+                    _ask(session, name, arm, task, items, prompts, repeat, concurrency, spec)
+                )
+    return records
+
+
+def _ask(
+    session: Session,
+    name: str,
+    arm: Arm,
+    task: EvalTask,
+    items: Sequence[Item],
+    prompts: Sequence[tuple[int, ...]],
+    repeat: Literal["main", "control"],
+    concurrency: int,
+    spec: Mapping[str, Any],
+) -> list[Record]:
+    records: list[Record] = []
+    sampling = Sampling(max_tokens=spec["answer_tokens"], logprobs=2)
+    order = list(range(len(items)))
+    if repeat == "control":
+        order.reverse()
+    for start in range(0, len(order), concurrency):
+        chosen = order[start : start + concurrency]
+        made = session.generate([Request(prompt=prompts[i], sampling=sampling) for i in chosen])
+        records.append(path_record("evals", name, arm, f"evals/{task.name}/{repeat}", made))
+        missing = len(chosen) - len(made.answers)
+        answers = [*made.answers, *([None] * missing)]
+        for i, answer in zip(chosen, answers, strict=True):
+            records.append(
+                ItemRecord(
+                    eval=task.name,
+                    item=items[i].id,
+                    prompt_sha256=_prompt_digest(prompts[i]),
+                    arm=arm,
+                    repeat=repeat,
+                    concurrency=concurrency,
+                    token_ids=answer.token_ids if answer else (),
+                    text=answer.text if answer else "",
+                    logprobs=answer.logprobs if answer else (),
+                    gaps=answer.gaps if answer else (),
+                    finish_reason=answer.finish_reason if answer else "lost",
+                    score=task.score(items[i], answer.text) if answer else 0.0,
+                    error="" if answer and answer.token_ids else "no answer",
+                )
+            )
+    return records
+
+
+def _prompt_digest(ids: Sequence[int]) -> str:
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()

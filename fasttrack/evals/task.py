@@ -1,0 +1,30 @@
+"""The eval-task protocol: items made from a seed, and a pure score. Leaf: the verifier uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question. `prompt` is the exact text that is tokenised; `answer` is what scores 1."""
+
+    id: str
+    prompt: str
+    answer: str
+
+
+class EvalTask(Protocol):
+    """One eval; an instance named `TASK` in a module of `evals/tasks`."""
+
+    name: str
+
+    def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
+        """Items from a seed; the same arguments give the same items."""
+        ...
+
+    def score(self, item: Item, text: str) -> float:
+        """Score in [0, 1] of an answer's text."""
+        ...

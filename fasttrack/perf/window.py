@@ -1,0 +1,24 @@
+"""Which steps of a session count: the steady decode window, cut by rule and not by look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fasttrack.schema import EngineStep
+
+WARM_UP_STEPS = 3
+
+
+def decode_window(steps: Sequence[EngineStep], batch: int) -> range:
+    """Indices of the steady steps, less the warm-up.
+
+    Steady: every lane decoded one token and nothing was prefilled. The window is the longest
+    unbroken run of such steps (the first of equals); its first `WARM_UP_STEPS` are dropped.
+    """
+    best = current = range(0)
+    for index, step in enumerate(steps):
+        if step.decode_tokens == batch and step.prefill_tokens == 0:
+            start = current.start if current and current.stop == index else index
+            current = range(start, index + 1)
+            best = max(best, current, key=len)
+    return range(min(best.start + WARM_UP_STEPS, best.stop), best.stop)

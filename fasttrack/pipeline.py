@@ -1,0 +1,258 @@
+"""The order of stages: the only file that knows it. Journal by existence, resume by content.
+
+A run folder's name holds a digest of everything that decides its numbers: claim, plan, the
+optimization's files, the harness and the checkpoint. The same command continues an unfinished
+folder; a changed source, or a finished run, begins a new one. Owns no measurement and no rule.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fasttrack import __version__, checkpoints, folders, isolation, plan, rules
+from fasttrack.bundle import archive, provenance
+from fasttrack.bundle.reader import open_bundle
+from fasttrack.bundle.writer import RunFolder
+from fasttrack.claim import Frozen
+from fasttrack.correctness import features, kernels
+from fasttrack.engine import get as get_engine
+from fasttrack.engine.setting import Setting
+from fasttrack.errors import FasttrackError, RunError
+from fasttrack.evals import run as evals
+from fasttrack.perf import sweep
+from fasttrack.report import build, markdown
+from fasttrack.schema import STAGES, FailureRecord, Outcome, Policy, Record, RunInfo, Tier, Verdict
+from fasttrack.schema._json import digest
+from fasttrack.schema.record import Stage
+
+Runner = Callable[[Setting, Mapping[str, Any]], list[Record]]
+RUNNERS: Mapping[Stage, Runner] = {
+    "isolation": isolation.run,
+    "kernels": kernels.run,
+    "features": features.run,
+    "evals": evals.run,
+    "perf": sweep.run,
+}
+DONE = ".done"
+
+
+class Watcher:
+    """What the caller learns while a run goes on; the command line draws it."""
+
+    def begin(self, total_s: float, units: int, done: int) -> None:
+        """The plan's estimate, number of units and how many are already there."""
+
+    def unit(self, stage: str, name: str, cost_s: float) -> None:
+        """A unit begins."""
+
+    def say(self, text: str) -> None:
+        """What is going on inside it."""
+
+    def finished(self, stage: str, name: str, cost_s: float, took_s: float) -> None:
+        """A unit ended."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run a claim."""
+
+    target: str
+    tier: Tier = Tier.SMOKE
+    seed: int = 0
+    stages: tuple[Stage, ...] = STAGES
+    cell: str | None = None
+    runs: Path = Path("runs")
+    out: Path = Path("submissions")
+    cache: Path = Path(".fasttrack")
+    timeout_s: float = 900.0
+    fresh: bool = False
+    command: tuple[str, ...] = ()
+    policy: Policy = field(default_factory=Policy)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    folder: Path
+    bundle: Path
+    outcome: Outcome
+    verdicts: tuple[Verdict, ...]
+
+
+def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
+    """Run every stage of a claim, decide, and pack the unsigned bundle.
+
+    Raises the coded error of a unit that failed, after recording it; what was finished is kept and
+    the same call continues there. `KeyboardInterrupt` becomes `RunError` RUN-001.
+    """
+    claim = frozen.claim
+    made = plan.make(claim, options.target, options.tier, options.seed)
+    target = claim.targets[options.target]
+    engine = get_engine(target.engine)
+    engine.check()
+    weights: Path | None = None
+    weights_sha256 = "none"
+    if target.checkpoint is not None:
+        watcher.say(f"checkpoint {target.checkpoint.name}")
+        weights, weights_sha256 = checkpoints.ensure(
+            target.checkpoint, options.cache / "checkpoints", options.cache / "logs"
+        )
+    folder = _folder(frozen, options, made, weights_sha256)
+    with RunFolder.open(folder) as run:
+        info = _freeze(run, frozen, options, made)
+        setting = Setting(
+            claim=claim,
+            target_name=options.target,
+            engine=engine,
+            checkpoint=weights,
+            checkpoint_sha256=weights_sha256,
+            logs=folder / "logs",
+            folder=frozen.folder,
+            seed=options.seed,
+            timeout_s=options.timeout_s,
+            say=watcher.say,
+            cell=options.cell,
+        )
+        try:
+            _measure(run, setting, made, info.stages, watcher)
+        except KeyboardInterrupt:
+            raise RunError(
+                "RUN-001", f"interrupted; {folder} keeps what was finished",
+                next_step=" ".join(options.command) or "repeat the command",
+            ) from None  # fmt: skip
+        watcher.say("deciding")
+        records = list(run.records())
+        verdicts, outcome = rules.decide(claim, info, records, options.policy)
+        _conclude(run, frozen, options, verdicts, outcome, weights, weights_sha256)
+        bundle = archive.pack(folder, options.out)
+        (folder / DONE).touch()
+    return Result(folder=folder, bundle=bundle, outcome=outcome, verdicts=verdicts)
+
+
+def _folder(
+    frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: str
+) -> Path:
+    """The folder of this very run: an unfinished one, or the next free name."""
+    key = digest(
+        {
+            "plan": made.json_value(),
+            "stages": list(options.stages),
+            "cell": options.cell,
+            "policy": options.policy.digest(),
+            "source": folders.digest(frozen.folder.resolve()),
+            "harness": provenance.harness_digest(),
+            "checkpoint": weights_sha256,
+        }
+    )[:10]
+    stem = f"{frozen.claim.name}-{options.target}-{options.tier.value}-{key}"
+    if options.fresh:
+        for old in options.runs.glob(f"{stem}*"):
+            if not (old / DONE).exists():
+                shutil.rmtree(old)
+    number = 1
+    while True:
+        folder = options.runs / (stem if number == 1 else f"{stem}-{number}")
+        if not (folder / DONE).exists():
+            return folder
+        number += 1
+
+
+def _freeze(run: RunFolder, frozen: Frozen, options: Options, made: plan.Plan) -> RunInfo:
+    """Write claim, policy, plan and run information before anything is measured; keep the first."""
+    stages = tuple(stage for stage in STAGES if stage in options.stages)
+    info = RunInfo(
+        run_id=run.path.name,
+        target=options.target,
+        tier=options.tier,
+        seed=options.seed,
+        stages=() if options.cell else stages,
+        command=options.command,
+        claim_sha256=frozen.claim.digest(),
+        policy_sha256=options.policy.digest(),
+        plan_sha256=digest(made.json_value()),
+        harness_version=__version__,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    path = run.path / "claim" / "run.json"
+    if path.exists():
+        before = RunInfo.model_validate_json(path.read_bytes())
+        if before.model_copy(update={"created_utc": "", "command": ()}) == info.model_copy(
+            update={"created_utc": "", "command": ()}
+        ):
+            return before
+        raise RunError("RUN-003", f"{path} belongs to another run", next_step="use --fresh")
+    run.write_bytes("claim/claim.toml", frozen.source)
+    run.write_json("claim/claim.json", frozen.claim.json_value())
+    run.write_json("claim/policy.json", options.policy.json_value())
+    run.write_json("claim/plan.json", made.json_value())
+    run.write_json("claim/run.json", info.json_value())
+    return info
+
+
+def _measure(
+    run: RunFolder,
+    setting: Setting,
+    made: plan.Plan,
+    stages: Sequence[str],
+    watcher: Watcher,
+) -> None:
+    units = [unit for unit in made.units if unit.stage in stages]
+    waiting = [unit for unit in units if not run.has_unit(unit.stage, unit.name)]
+    watcher.begin(sum(unit.cost_s for unit in waiting), len(units), len(units) - len(waiting))
+    for unit in waiting:
+        watcher.unit(unit.stage, unit.name, unit.cost_s)
+        start = time.monotonic()
+        try:
+            records = RUNNERS[unit.stage](setting, unit.spec)
+        except FasttrackError as error:
+            run.append_failure(
+                FailureRecord(
+                    stage=unit.stage,
+                    unit=unit.name,
+                    code=error.code,
+                    cause=error.cause[:2000],
+                    next=error.next_step,
+                    cell=error.cell,
+                )
+            )
+            raise
+        run.write_unit(unit.stage, unit.name, records)
+        watcher.finished(unit.stage, unit.name, unit.cost_s, time.monotonic() - start)
+
+
+def _conclude(
+    run: RunFolder,
+    frozen: Frozen,
+    options: Options,
+    verdicts: Sequence[Verdict],
+    outcome: Outcome,
+    weights: Path | None,
+    weights_sha256: str,
+) -> None:
+    run.write_json(
+        "verdicts.json",
+        {
+            "schema": "fasttrack.verdicts/v1",
+            "outcome": outcome.json_value(),
+            "verdicts": [verdict.json_value() for verdict in verdicts],
+        },
+    )
+    known = provenance.collect(
+        frozen.claim,
+        options.target,
+        weights,
+        weights_sha256 if weights else None,
+        frozen.folder,
+        {"cell_filter": options.cell},
+    )
+    run.write_json("provenance.json", known.json_value())
+    with open_bundle(run.path) as bundle:
+        text = markdown.render(build.build(bundle))
+    run.write_bytes("report/report.md", text.encode("utf-8"))

@@ -1,0 +1,154 @@
+"""From a claim to work: units with a key and a cost, before anything is measured.
+
+Owns the tiers' amounts and the order of sessions. The plan is frozen into the bundle; what was
+planned and never ran is MISSING, not absent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fasttrack.errors import UsageError
+from fasttrack.schema import STAGES, Arm, Cell, Claim, Tier
+from fasttrack.schema._json import digest
+from fasttrack.schema.record import Stage
+
+PLAN_SCHEMA = "fasttrack.plan/v1"
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much a tier measures."""
+
+    blocks: int
+    """Blocks of four sessions (ABBA or BAAB) in the perf stage."""
+    window_steps: int
+    """Decode steps recorded per cell and session."""
+    seeds: int
+    """Input seeds per kernel cell."""
+    repeats: int
+    """Bitwise repeats per kernel cell."""
+    items: int
+    """Eval items."""
+    answer_tokens: int
+
+
+TIERS: Mapping[Tier, Amounts] = {
+    Tier.SMOKE: Amounts(2, 24, 4, 5, 12, 32),
+    Tier.STANDARD: Amounts(4, 64, 10, 300, 64, 64),
+    Tier.FULL: Amounts(6, 256, 10, 3000, 256, 128),
+}
+
+# Seconds per unit on a two-core machine with the real engine; refined by what a run measures.
+BOOT_S = {"vllm": 16.0, "fake": 0.4}
+PREFILL_TOKENS_PER_S = {"vllm": 5000.0, "fake": 1e9}
+STEP_S = {"vllm": 0.03, "fake": 1e-4}
+OP_S = {"vllm": 0.05, "fake": 0.002}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A resumable piece of work: one record file."""
+
+    stage: Stage
+    name: str
+    spec: Mapping[str, Any]
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `validate` will do, in order."""
+
+    claim: Claim
+    target: str
+    tier: Tier
+    seed: int
+    amounts: Amounts
+    cells: tuple[Cell, ...]
+    units: tuple[Unit, ...]
+
+    def json_value(self) -> dict[str, Any]:
+        """The frozen form: digests and unit names, without costs, which are only estimates."""
+        return {
+            "schema": PLAN_SCHEMA,
+            "claim_sha256": self.claim.digest(),
+            "target": self.target,
+            "tier": self.tier.value,
+            "seed": self.seed,
+            "amounts": self.amounts.__dict__,
+            "cells": [cell.id for cell in self.cells],
+            "units": [f"{unit.stage}/{unit.name}" for unit in self.units],
+        }
+
+    def stage(self, stage: Stage) -> tuple[Unit, ...]:
+        """The units of one stage."""
+        return tuple(unit for unit in self.units if unit.stage == stage)
+
+
+def check_stages(names: tuple[str, ...]) -> tuple[Stage, ...]:
+    """Stage names as typed; raises `UsageError` USE-001 for an unknown one."""
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        raise UsageError(
+            "USE-001", f"no stage {unknown[0]!r}", next_step=f"choose from {', '.join(STAGES)}"
+        )
+    return tuple(stage for stage in STAGES if stage in names)
+
+
+def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
+    """The plan of a claim on one target; raises `UsageError` CLM-004 for an unknown target."""
+    if target not in claim.targets:
+        raise UsageError(
+            "CLM-004",
+            f"{claim.name} has no target {target!r}",
+            next_step=f"choose from {', '.join(claim.targets)}",
+        )
+    amounts = TIERS[tier]
+    cells = claim.cells(target)
+    engine = claim.targets[target].engine
+    boot = BOOT_S.get(engine, 60.0)
+    step = STEP_S.get(engine, 0.01)
+    prefill = PREFILL_TOKENS_PER_S.get(engine, 20000.0)
+    units: list[Unit] = []
+
+    def add(stage: Stage, name: str, cost_s: float, **spec: Any) -> None:
+        key = digest({"claim": claim.digest(), "target": target, "tier": tier.value,
+                      "seed": seed, "unit": name, "spec": spec})[:10]  # fmt: skip
+        units.append(Unit(stage, f"{name}-{key}", spec, cost_s))
+
+    add("isolation", "scope", 0.1, check="scope")
+    add("isolation", "neighbour", 2 * boot, check="neighbour")
+    for op in claim.scope.ops:
+        cost = 12 * amounts.seeds * OP_S.get(engine, 0.1) * (3 + amounts.repeats) + 5.0
+        add("kernels", op.replace("/", "-"), cost if engine == "vllm" else 1.0,
+            op=op, seeds=amounts.seeds, repeats=amounts.repeats)  # fmt: skip
+    for arm in ("base", "candidate"):
+        add("features", arm, boot + 400 * step, arm=arm)
+    for arm in ("base", "candidate"):
+        steps = amounts.answer_tokens * (1 + amounts.items / 2)
+        add("evals", arm, boot + steps * step,
+            arm=arm, items=amounts.items, answer_tokens=amounts.answer_tokens)  # fmt: skip
+    session = boot + sum(
+        cell.batch * cell.context_tokens / prefill
+        + amounts.window_steps * step * (1 + cell.batch / 32)
+        for cell in cells
+    )
+    for block, order in enumerate(orders(amounts.blocks, seed)):
+        for position, arm in enumerate(order):
+            add("perf", f"block{block}-{position}-{arm}", session,
+                block=block, position=position, arm=arm,
+                window_steps=amounts.window_steps)  # fmt: skip
+    return Plan(claim, target, tier, seed, amounts, cells, tuple(units))
+
+
+def orders(blocks: int, seed: int) -> tuple[tuple[Arm, Arm, Arm, Arm], ...]:
+    """ABBA or BAAB per block, seeded; an even number of blocks is balanced."""
+    abba: tuple[Arm, Arm, Arm, Arm] = ("base", "candidate", "candidate", "base")
+    baab: tuple[Arm, Arm, Arm, Arm] = ("candidate", "base", "base", "candidate")
+    chosen = [abba if index % 2 == 0 else baab for index in range(blocks)]
+    random.Random(seed).shuffle(chosen)
+    return tuple(chosen)

@@ -1,0 +1,109 @@
+"""Registry of rules, and `decide`: records to verdicts to one outcome.
+
+The verifier runs exactly this on a bundle's raw records. Zero rules, zero records or a stage that
+was not run never make a PASS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fasttrack.rules import features, isolation, numerics, path, quality, speed
+from fasttrack.rules.base import Case, Rule, missing
+from fasttrack.schema import Claim, Outcome, Policy, Record, RunInfo, State, Tier, Verdict
+from fasttrack.schema.record import STAGES
+from fasttrack.schema.verdict import BAD, GOOD
+
+RULES: tuple[Rule, ...] = (
+    *isolation.RULES,
+    *numerics.RULES,
+    *path.RULES,
+    *features.RULES,
+    *quality.RULES,
+    *speed.RULES,
+)
+_TIER_ORDER = tuple(Tier)
+
+
+def decide(
+    claim: Claim, run: RunInfo, records: Sequence[Record], policy: Policy
+) -> tuple[tuple[Verdict, ...], Outcome]:
+    """Judge a run: verdicts in a fixed order, and the outcome they add up to."""
+    case = Case(claim=claim, run=run, policy=policy, all_records=tuple(records))
+    verdicts: list[Verdict] = []
+    for stage in STAGES:
+        if stage not in run.stages:
+            if stage in policy.required_stages:
+                verdicts.append(_left_out(stage))
+            continue
+        before = len(verdicts)
+        for rule in RULES:
+            if rule.stage == stage:
+                verdicts.extend(rule.judge(case))
+        if len(verdicts) == before:
+            verdicts.append(missing("stages", stage, case, stage))
+    return tuple(verdicts), outcome(case, verdicts)
+
+
+def outcome(case: Case, verdicts: Sequence[Verdict]) -> Outcome:
+    """FAIL if any deciding verdict is bad, PASS if all are good and there are some."""
+    deciding = [verdict.state for verdict in verdicts if verdict.deciding]
+    if any(state in BAD or state is State.NOT_EXERCISED for state in deciding):
+        state = State.FAIL
+    elif deciding and all(state in GOOD for state in deciding):
+        state = State.PASS
+    else:
+        state = State.INCONCLUSIVE
+    because = tuple(_not_admissible(case))
+    return Outcome(
+        state=state,
+        admissible=not because,
+        not_admissible_because=because,
+        untested=tuple(_untested(case)),
+    )
+
+
+def _left_out(stage: str) -> Verdict:
+    return Verdict(
+        rule="stages",
+        cell=stage,
+        state=State.MISSING,
+        reason="RUN-PARTIAL",
+        detail=f"stage {stage} was left out on request",
+        deciding=False,
+        next="fasttrack validate FOLDER",
+    )
+
+
+def _not_admissible(case: Case) -> list[str]:
+    reasons = []
+    if case.target.role not in case.policy.admissible_roles:
+        reasons.append(f"target {case.run.target} has the role {case.target.role}")
+    if _TIER_ORDER.index(case.run.tier) < _TIER_ORDER.index(case.policy.minimum_tier):
+        reasons.append(
+            f"tier {case.run.tier.value} is below {case.policy.minimum_tier.value}"
+        )
+    left_out = [stage for stage in case.policy.required_stages if stage not in case.run.stages]
+    if left_out:
+        reasons.append(f"stages left out: {', '.join(left_out)}")
+    return reasons
+
+
+def _untested(case: Case) -> list[str]:
+    """What no record of this run can speak for."""
+    scope = []
+    others = [name for name in case.claim.targets if name != case.run.target]
+    if others:
+        scope.append(f"other targets of the claim: {', '.join(others)}")
+    if case.target.role == "development":
+        scope.append(
+            "any other hardware: a development run exercises the flow and the logic, not the "
+            "kernels or the speed of a production system"
+        )
+    grid = case.target.grid
+    scope.append(f"batch above {max(grid.batch)}")
+    scope.append(f"contexts above {max(grid.context_tokens)} tokens")
+    if case.target.tensor_parallel_size == 1:
+        scope.append("tensor parallelism")
+    scope.append("speculative decoding, preemption, abort, streaming")
+    return scope

@@ -1,0 +1,71 @@
+"""The rule protocol and the view of records that rules share.
+
+A rule is a pure function of claim, records and policy. It answers for every cell it knows of; a
+required cell without records is MISSING. Nothing here reads a file or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fasttrack.schema import Claim, Policy, Record, RunInfo, State, Target, Verdict
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything a rule may look at."""
+
+    claim: Claim
+    run: RunInfo
+    policy: Policy
+    all_records: tuple[Record, ...]
+
+    @property
+    def target(self) -> Target:
+        """The target that was run."""
+        return self.claim.targets[self.run.target]
+
+    def records(self, kind: type[R]) -> tuple[R, ...]:
+        """Records of one kind, in file order."""
+        return tuple(record for record in self.all_records if isinstance(record, kind))
+
+    def reproduce(self, stage: str, cell: str = "") -> str:
+        """The command that measures one stage, or one of its cells, again."""
+        chosen = f" --cell '{cell}'" if cell else ""
+        return (
+            f"fasttrack validate FOLDER --target {self.run.target} --tier {self.run.tier.value} "
+            f"--seed {self.run.seed} --fresh --only {stage}{chosen}"
+        )
+
+
+Judge = Callable[[Case], Iterator[Verdict]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A named judge of one stage's records."""
+
+    name: str
+    stage: str
+    judge: Judge
+
+
+def missing(rule: str, cell: str, case: Case, stage: str, detail: str = "") -> Verdict:
+    """The default answer."""
+    return Verdict(
+        rule=rule,
+        cell=cell,
+        state=State.MISSING,
+        reason="NO-RECORDS",
+        detail=detail or f"{cell} left no record",
+        next=case.reproduce(stage),
+    )
+
+
+def worst(values: Sequence[tuple[float, str]]) -> tuple[float, str]:
+    """The largest value with its label; (0, "") for none."""
+    return max(values, default=(0.0, ""))

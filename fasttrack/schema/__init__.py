@@ -1,0 +1,58 @@
+"""The nouns that travel between rooms; import them from here."""
+
+from fasttrack.schema.claim import ARMS, Arm, Cell, Claim, Policy, Sentence, Target, Tier
+from fasttrack.schema.evidence import FileEntry, Manifest, Provenance, RunInfo, Statement
+from fasttrack.schema.record import (
+    STAGES,
+    Check,
+    EngineStep,
+    ErrorStats,
+    FailureRecord,
+    FeatureRecord,
+    IsolationRecord,
+    ItemRecord,
+    KernelRecord,
+    MonitorRecord,
+    PathRecord,
+    PathStep,
+    Record,
+    SampleRecord,
+    SessionRecord,
+    parse_record,
+)
+from fasttrack.schema.verdict import Outcome, State, Verdict
+
+__all__ = [
+    "ARMS",
+    "STAGES",
+    "Arm",
+    "Cell",
+    "Check",
+    "Claim",
+    "EngineStep",
+    "ErrorStats",
+    "FailureRecord",
+    "FeatureRecord",
+    "FileEntry",
+    "IsolationRecord",
+    "ItemRecord",
+    "KernelRecord",
+    "Manifest",
+    "MonitorRecord",
+    "Outcome",
+    "PathRecord",
+    "PathStep",
+    "Policy",
+    "Provenance",
+    "Record",
+    "RunInfo",
+    "SampleRecord",
+    "Sentence",
+    "SessionRecord",
+    "State",
+    "Statement",
+    "Target",
+    "Tier",
+    "Verdict",
+    "parse_record",
+]

@@ -1,0 +1,284 @@
+"""What an author claims and what maintainers demand: `Claim`, `Target`, `Cell`, `Policy`.
+
+All models are frozen and refuse unknown keys; units are part of the names. A claim's digest is
+taken before anything is measured and travels into every later file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fasttrack.schema._json import digest
+
+CLAIM_SCHEMA = "fasttrack.claim/v1"
+Arm = Literal["base", "candidate"]
+ARMS: tuple[Arm, Arm] = ("base", "candidate")
+Positive = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class Frozen(BaseModel):
+    """Base of everything that travels between rooms: immutable, closed, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def json_value(self) -> dict[str, Any]:
+        """The JSON object of this value, as `canonical_bytes` takes it."""
+        return self.model_dump(mode="json")
+
+    def digest(self) -> str:
+        """Hex SHA-256 of the canonical JSON."""
+        return digest(self.json_value())
+
+
+class Tier(StrEnum):
+    """How much is measured; never how honestly."""
+
+    SMOKE = "smoke"
+    STANDARD = "standard"
+    FULL = "full"
+
+
+class Sentence(StrEnum):
+    """The speed sentence to be proved; each is decided by its own rule."""
+
+    FASTER_EVERYWHERE = "faster_everywhere"
+    FASTER_IN_NAMED_CELLS = "faster_in_named_cells"
+    SLOWER_NOWHERE = "slower_nowhere"
+
+
+class Scope(Frozen):
+    """Where the change may have an effect. Everything outside must stay stock."""
+
+    models: tuple[str, ...] = Field(min_length=1)
+    """Architecture names the change applies to."""
+    paths: tuple[str, ...] = Field(min_length=1)
+    """Glob patterns, relative to the repository root, of the files the change may touch."""
+    ops: tuple[str, ...] = Field(min_length=1)
+    """Names of the changed operations; each needs a kernel case of the same name."""
+    falls_back_when: tuple[str, ...] = ()
+    """Every condition under which a step runs the stock path, in the author's words."""
+
+
+class Switch(Frozen):
+    """The one difference between the arms."""
+
+    key: str = Field(pattern=r"^additional_config(\.[A-Za-z_][A-Za-z0-9_]*)+$")
+    base: str
+    candidate: str
+
+    @model_validator(mode="after")
+    def _differs(self) -> Switch:
+        if self.base == self.candidate:
+            raise ValueError("base and candidate are the same value: the arms would not differ")
+        return self
+
+    def additional_config(self, arm: Arm) -> dict[str, Any]:
+        """The engine's `additional_config` for an arm, e.g. ``{"decode_backend": "auto"}``."""
+        value: Any = getattr(self, arm)
+        for part in reversed(self.key.split(".")[1:]):
+            value = {part: value}
+        return dict(value)
+
+
+class Plugin(Frozen):
+    """How the engine finds the optimization, and how the harness reads its path evidence."""
+
+    distribution: str
+    module: str
+    """Importable package; named in error messages and in provenance."""
+    vllm_plugins: tuple[str, ...] = ()
+    """Names in the entry-point group `vllm.general_plugins`."""
+    cases: str | None = None
+    """``module:function`` of the kernel cases, used when the distribution is not installed; it is
+    imported with the optimization's folder on the path."""
+    worker_extension: str | None = None
+    """Dotted class with a method `fasttrack_evidence(clear)`, mixed into the engine's worker."""
+
+
+class Grid(Frozen):
+    """Axes of the performance sweep; the cells are their product."""
+
+    batch: tuple[Positive, ...] = Field(min_length=1)
+    context_tokens: tuple[Positive, ...] = Field(min_length=1)
+    workload: tuple[Literal["decode"], ...] = ("decode",)
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> Grid:
+        for name in ("batch", "context_tokens", "workload"):
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} names a value twice")
+        return self
+
+
+class Checkpoint(Frozen):
+    """The weights of a target: a name, how to make them, and which digest they must have."""
+
+    name: Name
+    build: tuple[str, ...] = ()
+    """Command that writes the folder; `{python}` and `{out}` are replaced."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+
+
+class Target(Frozen):
+    """One combination of hardware, parallelism and checkpoint."""
+
+    engine: str
+    role: Literal["evidence", "development"]
+    checkpoint: Checkpoint | None = None
+    dtype: str = "float32"
+    tensor_parallel_size: Positive = 1
+    max_model_len: Positive = 2048
+    max_num_seqs: Positive = 64
+    engine_args: Mapping[str, Any] = Field(default_factory=dict)
+    """Further engine arguments, equal in both arms."""
+    grid: Grid
+    baseline_note: str = ""
+    """What stock is on this target, shown in the report (e.g. that it is the plugin's own)."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Target:
+        problems = []
+        if max(self.grid.batch) > self.max_num_seqs:
+            problems.append(
+                f"batch {max(self.grid.batch)} is above max_num_seqs {self.max_num_seqs}"
+            )
+        if max(self.grid.context_tokens) >= self.max_model_len:
+            problems.append(
+                f"context_tokens {max(self.grid.context_tokens)} does not fit max_model_len "
+                f"{self.max_model_len}"
+            )
+        if problems:
+            raise ValueError("impossible grid: " + "; ".join(problems))
+        return self
+
+
+class Cell(Frozen):
+    """One point of the sweep."""
+
+    workload: str
+    batch: int
+    context_tokens: int
+
+    @property
+    def id(self) -> str:
+        """Stable name, e.g. ``decode/batch=8/context_tokens=128``."""
+        return f"{self.workload}/batch={self.batch}/context_tokens={self.context_tokens}"
+
+
+class Speed(Frozen):
+    """The speed sentence and the margin below which a difference does not count as slower."""
+
+    sentence: Sentence
+    faster_batches: tuple[Positive, ...] = ()
+    """For `faster_in_named_cells`: the batches in which every cell must be FASTER."""
+    slower_margin_percent: float = Field(default=2.0, gt=0, le=10)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Speed:
+        named = self.sentence is Sentence.FASTER_IN_NAMED_CELLS
+        if named != bool(self.faster_batches):
+            raise ValueError("faster_batches goes with the sentence faster_in_named_cells only")
+        return self
+
+
+class Features(Frozen):
+    """User-visible engine features: kept unless refused here with a reason."""
+
+    refused: Mapping[str, str] = Field(default_factory=dict)
+
+
+class Claim(Frozen):
+    """An optimization's claim, as frozen before measuring."""
+
+    schema_: Literal["fasttrack.claim/v1"] = Field(alias="schema")
+    name: Name
+    title: str = Field(max_length=120)
+    summary: str = Field(max_length=2000)
+    scope: Scope
+    switch: Switch
+    plugin: Plugin
+    speed: Speed
+    features: Features = Features()
+    targets: Mapping[str, Target] = Field(min_length=1)
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, serialize_by_alias=True
+    )
+
+    def cells(self, target: str) -> tuple[Cell, ...]:
+        """The cells of a target, in the order of its axes."""
+        return tuple(_cells(self.targets[target].grid))
+
+
+def _cells(grid: Grid) -> Iterator[Cell]:
+    for workload, context, batch in product(grid.workload, grid.context_tokens, grid.batch):
+        yield Cell(workload=workload, batch=batch, context_tokens=context)
+
+
+class NumericsPolicy(Frozen):
+    """Limits on a candidate's error as a multiple of the stock op's own error."""
+
+    ratio_rms: float = 1.25
+    ratio_q999: float = 1.5
+    ratio_worst_slice_rms: float = 1.5
+    ratio_max: float = 2.0
+    bias_ratio: float = 2.0
+    hard_cap: float = 8.0
+    min_seeds: int = 3
+
+
+class SpeedPolicy(Frozen):
+    """How a speed cell is decided."""
+
+    level: float = 0.05
+    """One-sided level of each cell's test."""
+    min_pairs: int = 3
+    min_floor_percent: float = 0.5
+    """No difference smaller than this counts, whatever the noise."""
+    equivalence_margin_percent: float = 3.0
+    max_excluded_share: float = 0.25
+
+
+class QualityPolicy(Frozen):
+    """How evals are decided."""
+
+    accuracy_margin: float = 0.05
+    divergence_ratio: float = 2.0
+    """Candidate's divergence from base, as a multiple of the stock-stock control's."""
+    divergence_slack: float = 1e-3
+    """Absolute allowance in nats, so that a control of exactly zero does not forbid rounding."""
+
+
+class Policy(Frozen):
+    """What maintainers demand. Read from the protected branch by the gate, never from a PR."""
+
+    schema_: Literal["fasttrack.policy/v1"] = Field(default="fasttrack.policy/v1", alias="schema")
+    version: int = 1
+    numerics: NumericsPolicy = NumericsPolicy()
+    speed: SpeedPolicy = SpeedPolicy()
+    quality: QualityPolicy = QualityPolicy()
+    required_stages: tuple[str, ...] = ("isolation", "kernels", "features", "evals", "perf")
+    required_features: tuple[str, ...] = (
+        "structured_output",
+        "sampling",
+        "logprobs",
+        "prefix_cache",
+        "chunked_prefill",
+    )
+    minimum_tier: Tier = Tier.STANDARD
+    admissible_roles: tuple[str, ...] = ("evidence",)
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+        populate_by_name=True,
+    )

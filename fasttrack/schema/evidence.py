@@ -1,0 +1,92 @@
+"""What a bundle says about itself: manifest, provenance, in-toto statement, run information."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from fasttrack.schema.claim import Frozen, Tier
+
+PREDICATE_TYPE = "https://fasttrack.dev/attestation/validation/v1"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+SIGNATURE_NAMESPACE = "fasttrack-validation-v1@fasttrack.dev"
+
+
+class FileEntry(Frozen):
+    """One file of a bundle. `path` is POSIX, relative, NFC."""
+
+    path: str
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    role: Literal["claim", "record", "verdict", "provenance", "report", "log"]
+
+
+class Manifest(Frozen):
+    """Sorted list of a bundle's files; its digest is the subject of the statement."""
+
+    schema_: Literal["fasttrack.manifest/v1"] = Field(
+        default="fasttrack.manifest/v1", alias="schema"
+    )
+    files: tuple[FileEntry, ...]
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+        populate_by_name=True,
+    )
+
+
+class RunInfo(Frozen):
+    """`claim/run.json`: which run this is. Written when the run begins, before any measurement."""
+
+    run_id: str
+    target: str
+    tier: Tier
+    seed: int
+    stages: tuple[str, ...]
+    """Stages asked for; fewer than all of them makes the bundle inadmissible."""
+    command: tuple[str, ...]
+    claim_sha256: str
+    policy_sha256: str
+    plan_sha256: str
+    harness_version: str
+    created_utc: str
+
+
+class Provenance(Frozen):
+    """Machine, software and source state, taken at the end of a run."""
+
+    machine: Mapping[str, Any]
+    packages: Mapping[str, str]
+    """Distribution name to version."""
+    package_records: Mapping[str, str]
+    """Distribution name to SHA-256 of its RECORD file: edited installations differ."""
+    checkpoint: Mapping[str, str]
+    source: Mapping[str, Any]
+    """git commit, tree, dirty state of the repository that holds the optimization."""
+    environment: Mapping[str, str]
+    """Allow-listed variables only."""
+    container_digest: str | None = None
+    """As declared by the caller; a container cannot prove its own digest."""
+
+
+class Statement(Frozen):
+    """in-toto Statement v1 with this project's predicate."""
+
+    type_: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
+    subject: tuple[Mapping[str, Any], ...] = Field(min_length=1)
+    predicate_type: str = Field(alias="predicateType")
+    predicate: Mapping[str, Any]
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+        populate_by_name=True,
+    )

@@ -1,0 +1,243 @@
+"""Raw observations: what stages append and rules read. Nothing here is a verdict.
+
+A record is one JSON line, discriminated by `kind`. Times are seconds; a value that was not finite
+is stored as null beside a flag or count that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+from fasttrack.schema._json import loads
+from fasttrack.schema.claim import Arm, Frozen
+
+Scalar = str | int | float | bool | None
+Stage = Literal["isolation", "kernels", "features", "evals", "perf"]
+STAGES: tuple[Stage, ...] = ("isolation", "kernels", "features", "evals", "perf")
+
+
+class Check(Frozen):
+    """One comparison that a rule repeats: `observed` against `bound` under `relation`."""
+
+    name: str
+    relation: Literal["equal", "at_least", "at_most"]
+    observed: Scalar
+    bound: Scalar
+
+    @property
+    def holds(self) -> bool:
+        """Whether the comparison holds; a missing or uncomparable value never does."""
+        if self.relation == "equal":
+            same_kind = isinstance(self.observed, bool) == isinstance(self.bound, bool)
+            return same_kind and self.observed == self.bound
+        numbers = (int, float)
+        if not isinstance(self.observed, numbers) or not isinstance(self.bound, numbers):
+            return False
+        if self.relation == "at_least":
+            return self.observed >= self.bound
+        return self.observed <= self.bound
+
+
+class SessionRecord(Frozen):
+    """One engine boot of one arm, from start to stop."""
+
+    kind: Literal["session"] = "session"
+    stage: Stage
+    session: str
+    arm: Arm
+    started_utc: str
+    start_s: float
+    ready_s: float
+    end_s: float
+    """`start_s`, `ready_s`, `end_s`: the host's monotonic clock."""
+    switch: str | None
+    """The switch value the engine reported as effective."""
+    fingerprint: Mapping[str, Scalar]
+    """Engine build and effective configuration, without the switch: equal across a run."""
+    peak_rss_mib: float | None = None
+
+
+class PathStep(Frozen):
+    """What one engine step did, as the optimization's own log tells it."""
+
+    step: int
+    path: Literal["specialised", "stock", "profile"]
+    reason: str
+    requests: int
+    tokens: int
+    prefill_tokens: int
+    """Tokens of rows that are not a one-token decode."""
+    wrote: Mapping[str, str] = Field(default_factory=dict)
+    """Cache rows written, as ranges: ``{"kda_slots": "3-5,9"}``."""
+
+
+class EngineStep(Frozen):
+    """What one engine step did, as the engine's own scheduler tells it."""
+
+    start_s: float
+    duration_s: float
+    decode_tokens: int
+    prefill_tokens: int
+
+
+class PathRecord(Frozen):
+    """Path evidence of one call of an engine session."""
+
+    kind: Literal["path"] = "path"
+    stage: Stage
+    session: str
+    arm: Arm
+    cell: str
+    steps: Sequence[PathStep]
+    scheduled: Sequence[tuple[int, int]]
+    """(decode tokens, prefill tokens) per step, from the engine's scheduler: the cross-check."""
+
+
+class ErrorStats(Frozen):
+    """Error of one output against the fp64 reference, scaled per slice by the slice's RMS.
+
+    All values are dimensionless; null means not finite.
+    """
+
+    rms: float | None
+    q999: float | None
+    max: float | None
+    worst_slice_rms: float | None
+    worst_slice: str
+    """Coordinate of that slice, e.g. ``row=3,head=1``."""
+    mean_signed: float | None
+    nonfinite: int
+    """Elements whose NaN/Inf class differs from the reference's."""
+    first_bad: str = ""
+    """Coordinate of the largest error."""
+
+
+class KernelRecord(Frozen):
+    """One output of one op at one regime and seed; `control` names a planted fault, if any."""
+
+    kind: Literal["kernel"] = "kernel"
+    op: str
+    cell: str
+    regime: Mapping[str, int]
+    seed: int
+    output: str
+    status: Literal["ok", "raised", "hung", "killed", "malformed"]
+    control: str | None = None
+    stock: ErrorStats | None = None
+    candidate: ErrorStats | None = None
+    rounding_rms: float = 0.0
+    """RMS of rounding the reference to the output's dtype, scaled alike: a floor for ratios."""
+    repeats: int = 0
+    repeats_equal: int = 0
+    untouched_equal: bool | None = None
+    """Whether rows the op does not own kept every bit; null where the op has no such output."""
+    message: str = ""
+
+
+class FeatureRecord(Frozen):
+    """One preserved feature in one arm; `control` is stock against stock."""
+
+    kind: Literal["feature"] = "feature"
+    feature: str
+    arm: Arm
+    status: Literal["observed", "refused", "error"]
+    checks: Sequence[Check] = ()
+    message: str = ""
+
+
+class IsolationRecord(Frozen):
+    """One isolation check."""
+
+    kind: Literal["isolation"] = "isolation"
+    subject: str
+    checks: Sequence[Check]
+    message: str = ""
+
+
+class ItemRecord(Frozen):
+    """One answer of one arm to one eval item."""
+
+    kind: Literal["item"] = "item"
+    eval: str
+    item: str
+    prompt_sha256: str
+    arm: Arm
+    repeat: Literal["main", "control"] = "main"
+    """`control`: base once more, in another batch composition."""
+    concurrency: int
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Sequence[float | None] = ()
+    """Log-probability of each produced token, nats."""
+    gaps: Sequence[float | None] = ()
+    """Log-probability distance between the two likeliest tokens at each position, nats."""
+    finish_reason: str
+    score: float
+    error: str = ""
+
+
+class SampleRecord(Frozen):
+    """One perf cell in one session: every engine step, untrimmed."""
+
+    kind: Literal["sample"] = "sample"
+    cell: str
+    arm: Arm
+    session: str
+    block: int
+    position: int
+    """Position of the session within its block, 0-3."""
+    planned_requests: int
+    completed_requests: int
+    prompt_tokens: int
+    """Sum over requests."""
+    cached_tokens: int
+    output_tokens: int
+    steps: Sequence[EngineStep]
+
+
+class MonitorRecord(Frozen):
+    """Machine state during one session."""
+
+    kind: Literal["monitor"] = "monitor"
+    stage: Stage
+    session: str
+    values: Mapping[str, Scalar]
+
+
+class FailureRecord(Frozen):
+    """A unit of work that ended in a coded error; kept even when a later attempt succeeds."""
+
+    kind: Literal["failure"] = "failure"
+    stage: Stage
+    unit: str
+    code: str
+    cause: str
+    next: str
+    cell: str | None = None
+
+
+Record = Annotated[
+    SessionRecord
+    | PathRecord
+    | KernelRecord
+    | FeatureRecord
+    | IsolationRecord
+    | ItemRecord
+    | SampleRecord
+    | MonitorRecord
+    | FailureRecord,
+    Field(discriminator="kind"),
+]
+_ADAPTER: TypeAdapter[Any] = TypeAdapter(Record)
+
+
+def parse_record(line: bytes | str) -> Record:
+    """One JSON line to a record.
+
+    Raises `StrictJsonError` for bad JSON and pydantic's `ValidationError` for a wrong shape.
+    """
+    record: Record = _ADAPTER.validate_python(loads(line))
+    return record

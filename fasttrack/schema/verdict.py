@@ -1,0 +1,213 @@
+"""Verdicts: what rules say about records. A verdict is never an input of another verdict's proof.
+
+Owns `State`, `Verdict`, `Outcome` and `REASONS`, the table behind `fasttrack explain`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from fasttrack.errors import Explanation
+from fasttrack.schema.claim import Frozen
+
+
+class State(StrEnum):
+    """The closed set of answers. MISSING is the default of everything required."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    MISSING = "MISSING"
+    INVALID = "INVALID"
+    INSENSITIVE = "INSENSITIVE"
+    NOT_EXERCISED = "NOT_EXERCISED"
+    UNSUPPORTED = "UNSUPPORTED"
+    REFUSED_AS_DECLARED = "REFUSED_AS_DECLARED"
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    EQUIVALENT = "EQUIVALENT"
+    NON_INFERIOR = "NON_INFERIOR"
+    NON_INFERIOR_BUT_WORSE = "NON_INFERIOR_BUT_WORSE"
+    INFERIOR = "INFERIOR"
+    INCOMPLETE = "INCOMPLETE"
+
+
+GOOD = frozenset({State.PASS, State.FASTER, State.EQUIVALENT, State.NON_INFERIOR,
+                  State.REFUSED_AS_DECLARED, State.UNSUPPORTED})  # fmt: skip
+BAD = frozenset({State.FAIL, State.SLOWER, State.INFERIOR})
+
+
+class Verdict(Frozen):
+    """One rule's answer for one cell."""
+
+    rule: str
+    cell: str
+    state: State
+    reason: str
+    """Key of `REASONS`."""
+    detail: str
+    """One sentence about this occurrence: op, output, slice, numbers."""
+    deciding: bool = True
+    """Whether the outcome depends on it; speed cells inform the sentence, which decides."""
+    estimate: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    unit: str = ""
+    n: int = 0
+    floor: float | None = None
+    """Noise floor of the cell, in the unit of the estimate."""
+    next: str = ""
+    """Command that reproduces the cell."""
+
+
+class Outcome(Frozen):
+    """The answer to the whole claim."""
+
+    state: State
+    """PASS, FAIL or INCONCLUSIVE."""
+    admissible: bool
+    not_admissible_because: tuple[str, ...] = ()
+    untested: tuple[str, ...] = ()
+    """What this run does not prove, for the head of the report."""
+
+
+REASONS: dict[str, Explanation] = {
+    "OK": Explanation("The rule's conditions hold.", "Nothing to do."),
+    "NO-RECORDS": Explanation(
+        "A required stage, cell or feature left no record. Nothing is assumed in its favour.",
+        "Run `fasttrack validate FOLDER --only STAGE`; a failure record says why it stopped.",
+    ),
+    "ISO-DIFF": Explanation(
+        "With the switch off, the engine is not stock: an output, a registered op, an environment "
+        "variable or a global setting differs with the plugin installed.",
+        "The check's name says which. Move the work out of import time and behind the switch.",
+    ),
+    "ISO-SCOPE": Explanation(
+        "Files outside the claimed scope changed.",
+        "Narrow the change or widen [scope].paths on purpose.",
+    ),
+    "NUM-RATIO": Explanation(
+        "The candidate's error against the fp64 reference is a larger multiple of the stock op's "
+        "own error than policy allows.",
+        "The detail names op, output and worst slice. Re-run that case alone with the command shown.",
+    ),
+    "NUM-BIAS": Explanation(
+        "The candidate's error has a signed mean: it would add up over layers.",
+        "Look for truncation instead of rounding, or a missing term.",
+    ),
+    "NUM-CAP": Explanation(
+        "A single element is further off than any element of stock, by more than the hard cap.",
+        "The detail gives its coordinate: usually a tail, a padded row or a wrong index.",
+    ),
+    "NUM-NONFINITE": Explanation(
+        "NaN or Inf appear where the reference has none, or are missing where it has them.",
+        "Look for reads of padding, unwritten outputs and empty reductions.",
+    ),
+    "NUM-TOUCHED": Explanation(
+        "The op wrote cache rows or slots it does not own.",
+        "Check masks of padded rows and the null slot.",
+    ),
+    "NUM-REPEAT": Explanation(
+        "The same inputs gave different bits in repeated calls: a race, or an undeclared atomic.",
+        "Repeat the case under load; look for a missing synchronisation.",
+    ),
+    "NUM-CASE": Explanation(
+        "The case raised, hung, was killed or returned something malformed.",
+        "The message is quoted; run the case alone with the command shown.",
+    ),
+    "NUM-INSENSITIVE": Explanation(
+        "A planted fault was accepted in this cell, so passing it proves nothing.",
+        "Make the case's inputs or slices sharper.",
+    ),
+    "NUM-SEEDS": Explanation("Fewer seeds than policy asks for.", "Use a higher tier."),
+    "PATH-NONE": Explanation(
+        "No specialised step was seen where the claim says there should be some.",
+        "Read the reasons in the path log: a fallback condition held.",
+    ),
+    "PATH-PREFILL": Explanation(
+        "A step with prefill tokens did not run the stock path.",
+        "The claim covers pure decode; plan() must fall back.",
+    ),
+    "PATH-BASE": Explanation(
+        "The base arm ran a specialised step: the arms do not differ by the switch.",
+        "Check that the default is stock.",
+    ),
+    "PATH-FALLBACK": Explanation(
+        "A pure decode step inside the claimed batches ran the stock path.",
+        "The path log gives the reason for the step.",
+    ),
+    "PATH-MISMATCH": Explanation(
+        "The optimization's step log and the engine's scheduler disagree on steps or tokens.",
+        "One of the two is wrong; evidence that contradicts the engine is not evidence.",
+    ),
+    "FEAT-LOST": Explanation(
+        "A feature that stock offers does not work, or gives something else, with the switch on.",
+        "The failed check is named; run `fasttrack validate FOLDER --only features`.",
+    ),
+    "FEAT-BASE": Explanation(
+        "The feature does not work in the base arm either, so nothing can be said about the change.",
+        "Check the checkpoint and the engine's own support.",
+    ),
+    "FEAT-UNDECLARED": Explanation(
+        "The candidate refused a feature that its claim does not list as refused.",
+        "Support it, or declare it under [features.refused] with a reason.",
+    ),
+    "FEAT-DECLARED": Explanation(
+        "Refused, as the claim declares.", "Nothing to do; the report lists it."
+    ),
+    "EVAL-WORSE": Explanation(
+        "Answers are worse than base by more than the margin, or certainly worse.",
+        "See which items flipped and at which token the arms part.",
+    ),
+    "EVAL-POWER": Explanation(
+        "Too few items to tell: the interval is wider than the margin.", "Use a higher tier."
+    ),
+    "EVAL-FLOOR": Explanation(
+        "Base itself scores zero, so no loss could show: the eval cannot fail and proves nothing here. "
+        "On a development target it informs and does not decide.",
+        "Use a checkpoint whose answers mean something; read the divergence verdict beside it.",
+    ),
+    "EVAL-INCOMPLETE": Explanation(
+        "Items are missing, failed in transport, or were asked with different prompts.",
+        "Run the stage again; items are never dropped.",
+    ),
+    "EVAL-DIVERGED": Explanation(
+        "Tokens part from stock where the model was not undecided: the gap between the two likeliest "
+        "tokens is larger than stock's own run-to-run noise.",
+        "The detail names item and position; compare the layers at that step.",
+    ),
+    "SPD-FASTER": Explanation(
+        "The interval of the paired speed-up lies above 1 by more than the noise floor.", "-"
+    ),
+    "SPD-SLOWER": Explanation(
+        "The interval of the paired speed-up lies below 1 by more than the noise floor.",
+        "Leave the cell out of the plan's scope, or mend it.",
+    ),
+    "SPD-EQUIVALENT": Explanation(
+        "The interval lies inside the equivalence margin: no difference that matters.", "-"
+    ),
+    "SPD-NOISE": Explanation(
+        "The interval is too wide for any answer.", "Use a higher tier or a quieter machine."
+    ),
+    "SPD-PAIRS": Explanation("Fewer valid pairs than policy asks for.", "Use a higher tier."),
+    "SPD-EXCLUDED": Explanation(
+        "More pairs were excluded by validity rules than policy allows.",
+        "The exclusions and their reasons are listed.",
+    ),
+    "SPD-SENTENCE": Explanation(
+        "The claimed sentence does not follow from its cells.", "See the cells named in the detail."
+    ),
+    "VAL-TOKENS": Explanation(
+        "A session produced fewer tokens or requests than planned, or prefill fell into the decode "
+        "window.",
+        "Such a session is not a measurement of the cell.",
+    ),
+    "VAL-ENGINE": Explanation(
+        "Sessions of one run differ in more than the switch (build, flags, checkpoint).",
+        "Nothing may be upgraded or reconfigured during a run.",
+    ),
+    "RUN-PARTIAL": Explanation(
+        "The run was made with --only or --skip: it is for its author and never admissible.",
+        "Run `fasttrack validate FOLDER` in full.",
+    ),
+}

@@ -1,0 +1,127 @@
+"""Pure numbers: intervals, paired ratios, non-inferiority. No I/O, no records, no dependencies.
+
+Read by rules and, through them, by the verifier, which must get the same digits everywhere:
+only `math`, only deterministic summation (`math.fsum`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; raises `ValueError` for no values."""
+    if not values:
+        raise ValueError("mean of nothing")
+    return math.fsum(values) / len(values)
+
+
+def sd(values: Sequence[float]) -> float:
+    """Sample standard deviation (n - 1); raises `ValueError` for fewer than two values."""
+    if len(values) < 2:
+        raise ValueError("standard deviation needs two values")
+    centre = mean(values)
+    return math.sqrt(math.fsum((v - centre) ** 2 for v in values) / (len(values) - 1))
+
+
+def median(values: Sequence[float]) -> float:
+    """Middle value, or the mean of the two middle ones."""
+    if not values:
+        raise ValueError("median of nothing")
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[half]
+    return (ordered[half - 1] + ordered[half]) / 2
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """Continued fraction of the incomplete beta function (modified Lentz)."""
+    tiny = 1e-300
+    c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
+    d = 1.0 / (d if abs(d) > tiny else tiny)
+    result = d
+    for m in range(1, 300):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1.0 + numerator * d
+            c = 1.0 + numerator / c
+            d = 1.0 / (d if abs(d) > tiny else tiny)
+            c = c if abs(c) > tiny else tiny
+            result *= d * c
+        if abs(d * c - 1.0) < 1e-15:
+            break
+    return result
+
+
+def incomplete_beta(a: float, b: float, x: float) -> float:
+    """Regularised incomplete beta function I_x(a, b) for a, b > 0 and 0 <= x <= 1."""
+    if x <= 0.0:
+        return 0.0
+    if x >= 1.0:
+        return 1.0
+    front = math.exp(
+        math.lgamma(a + b)
+        - math.lgamma(a)
+        - math.lgamma(b)
+        + a * math.log(x)
+        + b * math.log1p(-x)
+    )
+    if x < (a + 1.0) / (a + b + 2.0):
+        return front * _beta_fraction(a, b, x) / a
+    return 1.0 - front * _beta_fraction(b, a, 1.0 - x) / b
+
+
+def t_upper_tail(t: float, df: int) -> float:
+    """P(T > t) for Student's t with `df` degrees of freedom."""
+    tail = 0.5 * incomplete_beta(df / 2.0, 0.5, df / (df + t * t))
+    return tail if t >= 0 else 1.0 - tail
+
+
+def t_quantile(level: float, df: int) -> float:
+    """The t with P(T > t) = `level`, 0 < level < 0.5, by bisection to full precision."""
+    if not 0.0 < level < 0.5 or df < 1:
+        raise ValueError("level must lie in (0, 0.5) and df be positive")
+    low, high = 0.0, 1.0
+    while t_upper_tail(high, df) > level:
+        high *= 2.0
+    for _ in range(200):
+        middle = (low + high) / 2.0
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if t_upper_tail(middle, df) > level else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean with one-sided bounds at `level` on each side; `n` values, n - 1 degrees of freedom."""
+
+    estimate: float
+    lower: float
+    upper: float
+    n: int
+
+
+def t_interval(values: Sequence[float], level: float) -> Interval:
+    """Student's t interval: each bound holds with probability 1 - level.
+
+    Raises `ValueError` for fewer than two values.
+    """
+    centre = mean(values)
+    half = t_quantile(level, len(values) - 1) * sd(values) / math.sqrt(len(values))
+    return Interval(centre, centre - half, centre + half, len(values))
+
+
+def noise_floor(base: Sequence[float], pairs: int, level: float) -> float:
+    """Half-width that `pairs` pairs of base against base would show, from log values of base boots.
+
+    A pair's log ratio has standard deviation sd * sqrt(2); its mean over `pairs` pairs is judged
+    with the t quantile of the boots' own degrees of freedom. Raises `ValueError` for one boot.
+    """
+    spread = sd(base) * math.sqrt(2.0 / pairs)
+    return t_quantile(level, len(base) - 1) * spread

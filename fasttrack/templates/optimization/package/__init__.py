@@ -1,0 +1,1 @@
+"""@NAME@: a specialised decode path, off unless switched on. Importing it changes nothing."""

@@ -1,0 +1,53 @@
+"""Kernel cases: how the harness meets every changed op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from @PACKAGE@ import ops
+
+
+class ScaleAdd:
+    """One op: shapes, inputs, fp64 reference, stock, candidate."""
+
+    op = "scale_add"
+    outputs: Mapping[str, tuple[str, ...]] = {"y": ("row", "column")}
+
+    def regimes(self) -> Sequence[Mapping[str, int]]:
+        """Every batch size near a boundary you handle specially, and both its neighbours."""
+        return [{"batch": batch} for batch in (1, 2, 3, 7, 8, 9)]
+
+    def inputs(self, regime: Mapping[str, int], seed: int) -> dict[str, Any]:
+        """Seeded; the same seed gives the same bits."""
+        generator = torch.Generator().manual_seed(seed)
+        batch, width = regime["batch"], 256
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        return {
+            "x": normal(batch, width),
+            "weight": normal(width),
+            "residual": normal(batch, width),
+        }
+
+    def reference(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """float64, written apart from the ops."""
+        x, weight, residual = (inputs[k].double() for k in ("x", "weight", "residual"))
+        return {"y": x * weight + residual}
+
+    def stock(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """What the engine runs with the switch off."""
+        return {"y": ops.stock(**inputs)}
+
+    def candidate(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The very code the specialised path runs."""
+        return {"y": ops.candidate(**inputs)}
+
+
+def cases() -> list[ScaleAdd]:
+    """Found through the entry point `fasttrack.cases`."""
+    return [ScaleAdd()]

@@ -1,0 +1,1 @@
+"""Operation: mixing over depth."""

@@ -1,0 +1,1 @@
+"""Operation: Kimi delta attention."""

@@ -1,0 +1,1 @@
+"""Operation: multi-head latent attention."""

@@ -1,0 +1,1 @@
+"""Operation: latent mixture of experts and SiTU MLPs."""

@@ -1,0 +1,1 @@
+"""Operation: output projection and the prefix."""

@@ -1,0 +1,242 @@
+"""Kimi delta attention: gated delta rule with a decay per key channel, behind short convolutions.
+
+Owns: the layer on vLLM's parallel layers, its state in vLLM's cache, decode and verification
+steps. Prefill's chunked form is `layers.kda_chunk`. Does not own: row split and slots (`backend`).
+Source: Kimi K3 technical report (arXiv 2607.24653), section 2.1, and the Kimi Linear report
+(arXiv 2510.26692), section 3; the recurrence is repeated at `recur`.
+
+Shapes: T tokens, R rows, H rank-local heads, D = V = K head width, C = 3 * H * D channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_world_size
+from vllm.model_executor.layers.linear import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+from kimi_k3.backend import KDABackend, KDAMetadata
+from kimi_k3.dims import Dims
+from kimi_k3.layers.common import rms_norm
+from kimi_k3.layers.kda_chunk import chunk_scan
+from kimi_k3.layers.loading import Slots, into, linear, parameter
+
+L2_EPS = 1e-6
+OUTPUT_NORM_EPS = 1e-5
+
+
+def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """One token per row, updating `state` in place; returns the outputs [R, H, D].
+
+    S <- S diag(decay); u = beta (v - S k); S <- S + u k^T; out = S q.
+    `state` [R, H, V, K] FP32 contiguous; q, k, v, decay [R, H, D]; beta [R, H].
+    """
+    rows, heads, width = v.shape
+    flat = state.mul_(decay.unsqueeze(-2)).view(rows * heads, width, width)
+    key = k.reshape(-1, width, 1)
+    missing = v - torch.bmm(flat, key).view_as(v)
+    u = missing.mul_(beta.unsqueeze(-1)).view(-1, width, 1)
+    flat.baddbmm_(u, key.transpose(1, 2))
+    return torch.bmm(flat, q.reshape(-1, width, 1)).view_as(v)
+
+
+class KDA(nn.Module, MambaBase):
+    """One KDA layer."""
+
+    l2_scale: Tensor
+    l2_offset: Tensor
+
+    def __init__(self, dims: Dims, vllm_config: VllmConfig, prefix: str) -> None:
+        """`prefix` names the layer in vLLM's forward context; it holds exactly one number."""
+        super().__init__()
+        self.dims = dims
+        self.prefix = prefix
+        self.tp = get_tensor_model_parallel_world_size()
+        self.heads = dims.rank(self.tp).kda_heads
+        self.head = dims.kda_head_dim
+        self.width = self.heads * self.head
+
+        full = dims.kda_width
+        self.in_proj = MergedColumnParallelLinear(
+            dims.hidden, [full] * 4 + [dims.kda_heads], bias=False, prefix=f"{prefix}.in_proj"
+        )
+        self.f_a_proj = ReplicatedLinear(
+            dims.hidden, dims.decay_rank, bias=False, prefix=f"{prefix}.f_a_proj"
+        )
+        self.f_b_proj = ColumnParallelLinear(
+            dims.decay_rank, full, bias=False, prefix=f"{prefix}.f_b_proj"
+        )
+        self.o_proj = RowParallelLinear(full, dims.hidden, bias=False, prefix=f"{prefix}.o_proj")
+        self.conv = parameter(3 * self.width, dims.conv, dtype=torch.float32)
+        self.a_log = parameter(self.heads, dtype=torch.float32)
+        self.dt_bias = parameter(self.width, dtype=torch.float32)
+        self.o_norm = parameter(self.head)
+        # Formed once after loading.
+        self.taps = self.decay_gain = self.decay_bias = self.o_gain = torch.empty(0)
+        # 1 / sqrt(sum q^2 + eps) / sqrt(D) for q, without the last factor for k, in one operator.
+        scale = torch.tensor([float(self.head), 1.0]).view(2, 1, 1)
+        self.register_buffer("l2_scale", scale, persistent=False)
+        self.register_buffer("l2_offset", scale * L2_EPS, persistent=False)
+
+        self.kv_cache: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
+        context = vllm_config.compilation_config.static_forward_context
+        if prefix in context:
+            raise ValueError(f"duplicate layer name {prefix}")
+        context[prefix] = self
+
+    # ---- vLLM's state contract ----------------------------------------------------------------
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Convolution history [taps before now, C] and delta-rule state [H, V, K]."""
+        return self.dims.conv_state_shape(self.tp), self.dims.recurrent_state_shape(self.tp)
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        """FP32 at every model dtype: the recurrence accumulates over the whole context."""
+        return torch.float32, torch.float32
+
+    @property
+    def mamba_type(self) -> MambaAttentionBackendEnum:
+        """The closest kind vLLM knows; only names the cache group."""
+        return MambaAttentionBackendEnum.GDN_ATTN
+
+    def get_attn_backend(self) -> type[Any]:
+        """Our own back end."""
+        return KDABackend
+
+    # ---- weights ------------------------------------------------------------------------------
+
+    def slots(self) -> Slots:
+        """Checkpoint names below this module."""
+        merged = ("q", "k", "v", "g", "b")
+        found = {
+            f"{name}_proj.weight": linear(self.in_proj, dim=0, part=part)
+            for part, name in enumerate(merged)
+        }
+        for part, name in enumerate("qkv"):
+            rows = slice(part * self.width, (part + 1) * self.width)
+            found[f"{name}_conv1d.weight"] = into(self.conv.data[rows], dim=0)
+        return found | {
+            "f_a_proj.weight": linear(self.f_a_proj),
+            "f_b_proj.weight": linear(self.f_b_proj, dim=0),
+            "o_proj.weight": linear(self.o_proj, dim=1),
+            "A_log": into(self.a_log, dim=0),
+            "dt_bias": into(self.dt_bias, dim=0),
+            "o_norm.weight": into(self.o_norm),
+        }
+
+    def finish_loading(self) -> None:
+        """Precompute what every step would otherwise repeat."""
+        self.taps = self.conv.t().contiguous()
+        self.decay_gain = self.a_log.exp().repeat_interleave(self.head)
+        self.decay_bias = self.decay_gain * self.dt_bias
+        self.o_gain = self.o_norm.float()
+
+    # ---- forward ------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, step: KDAMetadata | None) -> Tensor:
+        """[T, hidden] to [T, hidden]; `step` None (profile run) touches no state."""
+        projected = self.in_proj(x)[0]
+        qkv, gate, beta = projected.split([3 * self.width, self.width, self.heads], dim=-1)
+        decay = self.f_b_proj(self.f_a_proj(x)[0])[0].float()
+        # lower bound * sigmoid(exp(A_log) * (decay + dt_bias)): the log of the decay.
+        decay = torch.addcmul(self.decay_bias, decay, self.decay_gain).sigmoid_()
+        decay = decay.mul_(self.dims.gate_lower_bound).view(-1, self.heads, self.head)
+        if step is None:
+            core = torch.zeros_like(decay)
+        else:
+            core = self._core(qkv.float(), decay, torch.sigmoid(beta.float()), step)
+        normed = rms_norm(core, self.o_gain, OUTPUT_NORM_EPS).flatten(1)
+        out: Tensor = self.o_proj(normed.mul_(torch.sigmoid(gate.float())).to(x.dtype))[0]
+        return out
+
+    def _core(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
+        """Convolution to delta rule for all rows, FP32: [T, H, D]."""
+        if step.chunks is None and not step.rounds:
+            return self._decode(qkv, decay, beta, step)
+        cut = step.decode_tokens
+        parts = []
+        if cut:
+            decode = self._verify if step.rounds else self._decode
+            parts.append(decode(qkv[:cut], decay[:cut], beta[:cut], step))
+        if step.chunks is not None:
+            parts.append(self._prefill(qkv[cut:], decay[cut:], beta[cut:], step))
+        return torch.cat(parts)
+
+    def _activate(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """SiLU, head split, unit-length q and k, q scaled by D^-1/2: each [..., H, D]."""
+        active = nn.functional.silu(convolved, inplace=True)
+        qk, v = active.split([2 * self.width, self.width], dim=-1)
+        qk = qk.view(*qk.shape[:-1], 2, self.heads, self.head)
+        squares = qk.square().sum(-1, keepdim=True)
+        qk = qk * torch.addcmul(self.l2_offset, squares, self.l2_scale).rsqrt_()
+        q, k = qk.unbind(-3)
+        return q, k, v.view(*v.shape[:-1], self.heads, self.head)
+
+    def _advance(
+        self, history: Tensor, state: Tensor, qkv: Tensor, decay: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One token per row: outputs [R, H, D] and the new history; `state` in place."""
+        window = torch.cat([history, qkv.unsqueeze(1)], dim=1)
+        q, k, v = self._activate((window * self.taps).sum(1))
+        return recur(state, q, k, v, decay.exp(), beta), window[:, 1:]
+
+    def _decode(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
+        """One token per decode row, each updating its live slot."""
+        convs, states = self.kv_cache
+        state = states[step.live]
+        out, history = self._advance(convs[step.live], state, qkv, decay, beta)
+        convs[step.live] = history
+        states[step.live] = state
+        return out
+
+    def _verify(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
+        """A token and its drafts per decode row, keeping the state after each of them."""
+        convs, states = self.kv_cache
+        history, state = convs[step.live], states[step.live]
+        out = torch.empty_like(decay)
+        for round_ in step.rounds:
+            rows, tokens = round_.rows, round_.tokens
+            some = state[rows]
+            out[tokens], moved = self._advance(
+                history[rows], some, qkv[tokens], decay[tokens], beta[tokens]
+            )
+            history[rows], state[rows] = moved, some
+            target = step.target(round_)
+            convs[target], states[target] = moved, some
+        return out
+
+    def _prefill(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
+        """Whole rows at once: convolution over rows laid end to end, then the chunked scan."""
+        layout = step.chunks
+        assert layout is not None
+        convs, states = self.kv_cache
+        slots = step.prefill_slots[layout.order]
+        history, state = convs[slots], states[slots]
+        # A slot of a new request holds what its last owner left, which may be anything.
+        history.masked_fill_(layout.fresh.view(-1, 1, 1), 0.0)
+        state.masked_fill_(layout.fresh.view(-1, 1, 1, 1), 0.0)
+
+        back = self.dims.conv - 1
+        line = qkv.new_empty(len(qkv) + len(layout.history), qkv.shape[1])
+        line[layout.taps] = qkv
+        line[layout.history] = history.flatten(0, 1)
+        convs[slots] = line[layout.tail].view_as(history)
+        reach = len(line) - back
+        convolved = line[:reach] * self.taps[0]
+        for tap in range(1, back + 1):
+            convolved.addcmul_(line[tap : tap + reach], self.taps[tap])
+        q, k, v = self._activate(convolved[layout.taps - back])
+
+        out, state = chunk_scan(q, k, v, decay, beta, state, layout)
+        states[slots] = state
+        return out

@@ -1,0 +1,121 @@
+"""Latent mixture of experts: router on the full width, experts in a narrow latent space.
+
+Owns: routing, the two ways to run the experts, and their one reduction over ranks.
+Source: Kimi K3 technical report (arXiv 2607.24653), section 2; formulas at `LatentMoE`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from vllm.distributed import (
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_reduce,
+)
+from vllm.model_executor.layers.linear import ReplicatedLinear
+
+from kimi_k3.dims import Dims
+from kimi_k3.layers.common import MLP, Situ, rms_norm
+from kimi_k3.layers.loading import Slots, into, linear, parameter, under
+
+# Up to this many (token, expert) pairs, running every expert on every token in two large GEMMs
+# beats gathering tokens by expert, as long as the experts together are small enough to stream
+# through the cache. Both measured on a 2-core AVX-512 machine with 16 experts of 64 x 64.
+DENSE_PAIRS = 768
+DENSE_WEIGHT_ELEMENTS = 1 << 20
+
+
+class LatentMoE(nn.Module):
+    """Routed experts in the latent space plus a shared MLP on the full hidden size.
+
+    s = sigmoid(W_g x), FP32 logits; chosen = top-k of s + bias; w = s / sum of chosen s * scaling;
+    r = sum_e w_e W2_e SiTU(W1_e z, W3_e z) with z = W_down x; out = W_up RMS(r) + shared(x).
+    r is summed over ranks before the norm. Experts are split over ranks by their inner width.
+    """
+
+    def __init__(self, dims: Dims, prefix: str) -> None:
+        """Allocate rank-local parameters; `prefix` names the module."""
+        super().__init__()
+        self.dims = dims
+        self.tp = get_tensor_model_parallel_world_size()
+        inter = dims.rank(self.tp).expert_inter
+        replicated = partial(ReplicatedLinear, bias=False)
+        # A BF16 gate converts to FP32 exactly, so an FP32 copy gives FP32 logits at any dtype.
+        self.gate = replicated(
+            dims.hidden, dims.experts, params_dtype=torch.float32, prefix=f"{prefix}.gate"
+        )
+        self.bias = parameter(dims.experts, dtype=torch.float32)
+        self.down = replicated(dims.hidden, dims.latent, prefix=f"{prefix}.down")
+        self.up = replicated(dims.latent, dims.hidden, prefix=f"{prefix}.up")
+        self.norm = parameter(dims.latent)
+        # [expert, gate rows then up rows, latent] and, transposed on load, [expert, inner, latent]:
+        # both forms below then read them as they lie.
+        self.w13 = parameter(dims.experts, 2 * inter, dims.latent)
+        self.w2 = parameter(dims.experts, inter, dims.latent)
+        self.act = Situ(dims, inter)
+        self.shared = MLP(dims, dims.shared_inter, f"{prefix}.shared", reduce=False)
+        small = self.w13.numel() + self.w2.numel() <= DENSE_WEIGHT_ELEMENTS
+        self.dense_tokens = DENSE_PAIRS // dims.experts if small else 0
+
+    def slots(self) -> Slots:
+        """Checkpoint names below this module."""
+        inter = self.w2.shape[1]
+        found = {
+            "gate.weight": linear(self.gate),
+            "gate.e_score_correction_bias": into(self.bias),
+            "routed_expert_down_proj.weight": linear(self.down),
+            "routed_expert_norm.weight": into(self.norm),
+            "routed_expert_up_proj.weight": linear(self.up),
+        }
+        for expert in range(self.dims.experts):
+            name = f"experts.{expert}."
+            found[name + "w1.weight"] = into(self.w13.data[expert, :inter], dim=0)
+            found[name + "w3.weight"] = into(self.w13.data[expert, inter:], dim=0)
+            found[name + "w2.weight"] = into(self.w2.data[expert].t(), dim=1)
+        return found | under("shared_experts.", self.shared.slots())
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Chosen experts int64 [T, k] and their weights FP32 [T, k]."""
+        scores = torch.sigmoid(self.gate(x.float())[0])
+        chosen = torch.topk(scores + self.bias, self.dims.top_k, dim=-1, sorted=False).indices
+        weights = scores.gather(1, chosen)
+        total = weights.sum(-1, keepdim=True).add_(1e-20)
+        if self.dims.routed_scaling != 1.0:
+            total.div_(self.dims.routed_scaling)
+        return chosen, weights.div_(total)
+
+    def _dense(self, z: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Every expert on every token; unchosen ones weigh zero."""
+        tokens, experts = z.shape[0], self.dims.experts
+        inner = self.act(torch.mm(z, self.w13.flatten(0, 1).t()).view(tokens, experts, -1))
+        full = torch.zeros(tokens, experts, dtype=weights.dtype, device=z.device)
+        inner = inner.float().mul_(full.scatter_(1, chosen, weights).unsqueeze(-1)).to(z.dtype)
+        return torch.mm(inner.flatten(1), self.w2.flatten(0, 1))
+
+    def _grouped(self, z: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Tokens sorted by expert, one grouped GEMM per weight."""
+        pairs = chosen.flatten()
+        order = torch.argsort(pairs)
+        ends = torch.bincount(pairs, minlength=self.dims.experts).cumsum(0).to(torch.int32)
+        rows = z[order.div(self.dims.top_k, rounding_mode="floor")]
+        inner = self.act(nn.functional.grouped_mm(rows, self.w13.transpose(1, 2), offs=ends))
+        grouped = nn.functional.grouped_mm(inner, self.w2, offs=ends)
+        out = torch.empty_like(grouped)
+        out[order] = grouped
+        scaled = out.view(*chosen.shape, -1).float().mul_(weights.unsqueeze(-1))
+        return scaled.sum(1).to(z.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] to [T, hidden]."""
+        chosen, weights = self.route(x)
+        z = self.down(x)[0]
+        experts = self._dense if len(x) <= self.dense_tokens else self._grouped
+        routed = experts(z, chosen, weights)
+        shared: Tensor = self.shared(x)
+        if self.tp > 1:  # one exchange for both sums
+            both = tensor_model_parallel_all_reduce(torch.cat([routed, shared], dim=-1))
+            routed, shared = both.split([self.dims.latent, self.dims.hidden], dim=-1)
+        out: Tensor = self.up(rms_norm(routed, self.norm, self.dims.eps))[0]
+        return out + shared

@@ -1,0 +1,1 @@
+"""What happens once per engine step: which path runs, how it runs, and the record of it."""
