@@ -63,7 +63,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-validate: $(PROJECTS_READY) $(CHECKPOINT_READY) ## the bundled Kimi K3 decode, every stage, on this CPU
+validate: $(PROJECTS_READY) $(CHECKPOINT_READY) ## the bundled Kimi K3 decode through every stage
 	@$(BIN)/fasttrack validate $(OPTIMIZATION) --target $(TARGET) --tier $(TIER) $(ARGS)
 
 test: lint $(CHECKPOINT_READY) ## lint, then every test

@@ -1,4 +1,4 @@
-"""The weights of a target: found, built by the claim's own command, and held to the pinned digest."""
+"""The weights of a target: found, or built by the claim's own command, and held to its digest."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def ensure(checkpoint: Checkpoint, cache: Path, logs: Path) -> tuple[Path, str]:
     A folder named by the environment variable ``FASTTRACK_CHECKPOINT_<NAME>`` comes first.
     Raises `EnvironmentUnmet` ENV-003 (missing, build failed) or ENV-004 (wrong digest).
     """
-    variable = "FASTTRACK_CHECKPOINT_" + checkpoint.name.upper().replace("-", "_").replace(
-        ".", "_"
-    )
+    variable = "FASTTRACK_CHECKPOINT_" + checkpoint.name.upper().replace("-", "_").replace(".", "_")
     given = os.environ.get(variable)
     folder = Path(given) if given else cache / checkpoint.name
     if not folder.is_dir():

@@ -114,8 +114,8 @@ EXPLANATIONS: dict[str, Explanation] = {
         "The message names line and column.",
     ),
     "CLM-003": Explanation(
-        "The claim has an unknown key, a wrong unit or a value out of range. Units are part of the "
-        "key (`context_tokens`, `equivalence_margin_percent`), so a misspelt unit is an unknown key.",
+        "The claim has an unknown key, a wrong unit or a bad value. Units are part of the "
+        "key (`context_tokens`, `equivalence_margin_percent`), so a wrong unit is an unknown key.",
         "Every problem is listed at once, with its path in the file and the nearest known key.",
     ),
     "CLM-004": Explanation(
@@ -123,13 +123,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         "`fasttrack plan FOLDER` lists the targets.",
     ),
     "CLM-005": Explanation(
-        "The grid cannot be run: a cell needs more tokens than the target's context length, a batch "
+        "The grid cannot be run: a cell needs more tokens than the target's context, a batch "
         "is larger than the engine admits, or the grid is empty.",
         "Shrink the axis named in the message or raise the target's `max_model_len`.",
     ),
     "CLM-006": Explanation(
-        "The engine does not know the declared switch, or ignores it: with the candidate's value set "
-        "it did not report that value back, so both arms would run the same code.",
+        "The engine does not know the declared switch, or ignores it: with the candidate's value "
+        "set it did not report that value back, so both arms would run the same code.",
         "Check [switch] in claim.toml and that the plugin is installed and listed in [plugin].",
     ),
     "CLM-007": Explanation(
@@ -143,7 +143,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     ),
     "ENV-002": Explanation(
         "There is no engine of that name in this installation.",
-        "Engines are found through the entry-point group `fasttrack.engines`; see `fasttrack doctor`.",
+        "Engines come from the entry-point group `fasttrack.engines`; see `fasttrack doctor`.",
     ),
     "ENV-003": Explanation(
         "The target's checkpoint is missing and the claim gives no command to build it, or the "
@@ -151,7 +151,7 @@ EXPLANATIONS: dict[str, Explanation] = {
         "Read the log named in the message; run the build command by hand.",
     ),
     "ENV-004": Explanation(
-        "The checkpoint's digest is not the one the claim pins: another file set was measured before.",
+        "The checkpoint's digest is not the one the claim pins: other files than before.",
         "Delete the folder so that it is built again, or pin the new digest on purpose.",
     ),
     "ENV-005": Explanation(
@@ -171,16 +171,16 @@ EXPLANATIONS: dict[str, Explanation] = {
         "Import it by hand in the same environment; -v prints the traceback.",
     ),
     "ENG-003": Explanation(
-        "A child process was killed by a signal (out of memory, a crash in native code, or by hand).",
+        "A child process was killed by a signal (out of memory, a native crash, or by hand).",
         "The signal and the last log lines are quoted. Run again: finished work is kept.",
     ),
     "ENG-004": Explanation(
-        "A child process did not answer in time. It was stopped together with everything it started.",
+        "A child process did not answer in time. It was stopped with all it started.",
         "The message names what was asked of it. Raise --timeout only if it was slow, not stuck.",
     ),
     "ENG-005": Explanation(
         "A child process broke the protocol: wrong nonce, oversized or malformed message.",
-        "Code under test must not touch the harness's pipe; look for stray writes to file descriptors.",
+        "Code under test must not touch the harness's pipe; look for stray writes.",
     ),
     "ENG-006": Explanation(
         "The engine reported an error while generating.",

@@ -16,6 +16,7 @@ from fasttrack.engine.setting import Setting
 from fasttrack.folders import repository_root, source_files
 from fasttrack.schema import Check, IsolationRecord, Record
 
+
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """Measure one check of the stage."""
     if spec["check"] == "scope":

@@ -136,9 +136,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
     return Result(folder=folder, bundle=bundle, outcome=outcome, verdicts=verdicts)
 
 
-def _folder(
-    frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: str
-) -> Path:
+def _folder(frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: str) -> Path:
     """The folder of this very run: an unfinished one, or the next free name."""
     key = digest(
         {

@@ -33,9 +33,7 @@ def create(name: str, parent: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def _copy(
-    source: Traversable, folder: Path, name: str, package: str, written: list[Path]
-) -> None:
+def _copy(source: Traversable, folder: Path, name: str, package: str, written: list[Path]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir(), key=lambda item: item.name):
         if entry.is_dir():

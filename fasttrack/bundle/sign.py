@@ -85,7 +85,8 @@ def verify_lines(ftb: Path, info: SignatureInfo) -> str:
         [
             f"unzip -q {ftb.name} -d check && cd check",
             f"echo '{info.principal} {info.public_key}' > signers   # or your allowed_signers",
-            f"(printf 'DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} %d ' $(wc -c < {layout.STATEMENT}); "
+            f"(printf 'DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} %d ' "
+            f"$(wc -c < {layout.STATEMENT}); "
             f"cat {layout.STATEMENT}) |",
             f"  ssh-keygen -Y verify -f signers -I {info.principal} -n {SIGNATURE_NAMESPACE} "
             f"-s signatures/{info.number}.sig",

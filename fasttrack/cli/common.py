@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.progress import (
@@ -21,6 +20,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from typer.exceptions import TyperException
 
 from fasttrack.errors import EXIT_CRASH, EXIT_INTERRUPTED, EXIT_USAGE, FasttrackError
 from fasttrack.pipeline import Watcher
@@ -37,7 +37,7 @@ FolderArgument = Annotated[
 ]
 TargetOption = Annotated[
     str | None,
-    typer.Option(help="Target of the claim; may be left out when the claim has just one."),
+    typer.Option(help="Target of the claim. Default: its first."),
 ]
 PolicyOption = Annotated[
     Path | None,
@@ -64,15 +64,12 @@ def exit_status(outcome: Outcome) -> int:
 
 
 def pick_target(targets: list[str], wanted: str | None) -> str:
-    """The wanted target, or the only one; with several, the one for this machine's CPU or the first.
-
-    A claim lists its most accessible target first.
-    """
+    """The wanted target, or the first: a claim lists its most accessible target first."""
     return wanted or targets[0]
 
 
 def run(command: Callable[..., Any], arguments: list[str]) -> int:
-    """Run a click command; every error leaves as code, cause, next step and exit status."""
+    """Run a parsed command; every error leaves as code, cause, next step and exit status."""
     verbose = bool({"-v", "--verbose"} & set(arguments))
     as_json = "--json" in arguments
     try:
@@ -85,14 +82,17 @@ def run(command: Callable[..., Any], arguments: list[str]) -> int:
     except FasttrackError as error:
         _show(error, verbose=verbose, as_json=as_json)
         return error.exit_status
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return int(stop.exit_code)
-    except click.ClickException as error:
+    except TyperException as error:
+        if not arguments:
+            talk().print(error.format_message(), markup=False)
+            return EXIT_USAGE
         usage = FasttrackError("USE-001", error.format_message(), next_step="fasttrack --help")
         usage.exit_status = EXIT_USAGE
         _show(usage, verbose=verbose, as_json=as_json)
         return EXIT_USAGE
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         talk().print("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -20,15 +20,17 @@ def explanations() -> dict[str, Explanation]:
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="An error, verdict or reject code; `all` lists them.")],
+    code: Annotated[
+        str, typer.Argument(help="A code of an error, verdict or rejection; or `all`.")
+    ],
     as_json: JsonOption = False,
 ) -> int:
     """Say what a code means and how to investigate."""
     table = explanations()
     if code == "all":
-        emit({name: item.meaning for name, item in table.items()}, as_json=as_json)
-        if not as_json:
-            emit("\n".join(f"{name}: {item.meaning}" for name, item in table.items()), as_json=False)
+        meanings = {name: item.meaning for name, item in table.items()}
+        lines = "\n".join(f"{name}: {meaning}" for name, meaning in meanings.items())
+        emit(meanings if as_json else lines, as_json=as_json)
         return 0
     found = table.get(code.upper())
     if found is None:

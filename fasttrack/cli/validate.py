@@ -92,9 +92,7 @@ def validate(
         result = pipeline.validate(frozen, options, bar)
     finally:
         bar.close()
-    info = signing.sign(
-        result.bundle, key=key or signing.development_key(), principal=principal
-    )
+    info = signing.sign(result.bundle, key=key or signing.development_key(), principal=principal)
     console = talk()
     with open_bundle(result.bundle) as bundle:
         report = build.build(bundle)

@@ -25,7 +25,8 @@ def scales(reference: Array) -> Array:
     finite = np.where(np.isfinite(reference), reference, 0.0)
     per_slice = np.sqrt(np.mean(finite**2, axis=inner, keepdims=True))
     whole = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
-    return np.maximum(per_slice, max(FLOOR_SHARE * whole, 1e-300))
+    scale: Array = np.maximum(per_slice, max(FLOOR_SHARE * whole, 1e-300))
+    return scale
 
 
 def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorStats:

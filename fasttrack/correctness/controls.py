@@ -35,7 +35,8 @@ def _lower_precision(value: Array, dtype: str) -> Array:
     if dtype in LOWER:
         return to_dtype(value, LOWER[dtype])
     mantissa, exponent = np.frexp(value)
-    return np.ldexp(np.round(mantissa * 16) / 16, exponent)
+    coarse: Array = np.ldexp(np.round(mantissa * 16) / 16, exponent)
+    return coarse
 
 
 CONTROLS: Mapping[str, Callable[[Array, str], Array]] = {

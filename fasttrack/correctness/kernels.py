@@ -100,9 +100,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
                 continue
             setting.say(f"{name} ({index + 1}/{len(regimes)})")
             for seed in range(setting.seed, setting.seed + spec["seeds"]):
-                records.extend(
-                    _cell(referee, candidate, case, name, regime, seed, spec["repeats"])
-                )
+                records.extend(_cell(referee, candidate, case, name, regime, seed, spec["repeats"]))
         return records
     finally:
         referee.close()

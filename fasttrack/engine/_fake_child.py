@@ -1,7 +1,8 @@
 """Child of the fake engine: tokens from a hash, times from a simulated clock.
 
 `engine_args.fake` keys: `speedup` (candidate's decode, default 1.0), `noise_percent` (per session
-and per step, default 0.5), `seed` of that noise, `fault` and `fault_arm` (default candidate). Faults:
+and per step, default 0.5), `seed` of that noise, `fault` and `fault_arm` (default candidate).
+Faults:
 
 ``raise_at_import  refuse  raise_at_start  hang  die  chatter  ignore_switch  no_path
 prefill_specialised  base_specialised  wrong_token  broken_json  lost_stop  ignores_seed
@@ -122,9 +123,7 @@ class Backend:
             self._answer(request, cache, count)
             for request, cache, count in zip(asked, cached, made, strict=True)
         ]
-        return Generation(
-            answers=tuple(answers), steps=tuple(steps), path=tuple(path)
-        ).json_value()
+        return Generation(answers=tuple(answers), steps=tuple(steps), path=tuple(path)).json_value()
 
     @staticmethod
     def _prefill(waiting: list[int], made: list[int], budget: int) -> int:

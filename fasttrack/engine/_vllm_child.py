@@ -348,7 +348,7 @@ def _global_state() -> dict[str, str]:
         str(torch.is_grad_enabled()),
         str(torch.are_deterministic_algorithms_enabled()),
         str(torch.get_float32_matmul_precision()),
-        str(torch.backends.mkldnn.enabled),  # type: ignore[attr-defined]
+        str(torch.backends.mkldnn.enabled),
         str(torch.get_num_threads()),
     ]
     return {

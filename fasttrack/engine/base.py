@@ -133,7 +133,7 @@ class Session:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None and self._child.alive:
-            answer, _ = self._child.call("end", 60.0)
+            answer = self._child.call("end", 60.0)[0]
             self.peak_rss_mib = answer["peak_rss_mib"]
             self._child.close()
         else:

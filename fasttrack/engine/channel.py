@@ -10,6 +10,7 @@ Read by: engine sessions and the kernel referee (parent side), `serve` loops (ch
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -148,7 +149,9 @@ class Child:
             raise self._died(call) from None
         except (ValueError, KeyError, TypeError) as error:
             self.kill()
-            raise self._error("ENG-005", f"answer to {call!r} broke the protocol: {error}") from None
+            raise self._error(
+                "ENG-005", f"answer to {call!r} broke the protocol: {error}"
+            ) from None
         if "error" in answer:
             fault = answer["error"]
             kind = ERRORS.get(fault["code"], RunError)
@@ -169,18 +172,14 @@ class Child:
     def close(self, grace_s: float = 5.0) -> None:
         """Let the child end by itself (it sees end of file), then make sure."""
         self._channel.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
         self.kill()
 
     def kill(self) -> None:
         """Kill the child and everything it started."""
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass
         self._process.wait()
         self._channel.close()
 

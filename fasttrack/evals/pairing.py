@@ -42,9 +42,7 @@ def pair(records: Sequence[ItemRecord]) -> tuple[Pair, ...]:
         for other in (candidate[item], control.get(item, record)):
             if other.prompt_sha256 != record.prompt_sha256:
                 raise Unpaired(f"item {item} was asked with different prompts")
-    return tuple(
-        Pair(base[item], candidate[item], control.get(item)) for item in sorted(base)
-    )
+    return tuple(Pair(base[item], candidate[item], control.get(item)) for item in sorted(base))
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:

@@ -19,8 +19,8 @@ PASSAGES = (
     "GROUP BY region HAVING count(*) > 10 ORDER BY total DESC;\n",
     "User: my build fails only on the second run. Assistant: that smells of a stale cache. Which "
     "folders does the first run write that the second one reads? User: only the object files. ",
-    "Der Zug nach Norden hielt an jeder kleinen Station, und an jeder stieg jemand aus, den niemand "
-    "erwartete. Am Ende war der Wagen leer bis auf eine alte Frau mit einem Korb voller Birnen. ",
+    "Der Zug nach Norden hielt an jeder kleinen Station, und an jeder stieg jemand aus, den "
+    "niemand erwartete. Am Ende war der Wagen leer bis auf eine Frau mit Birnen. ",
     "Error 17: the device answered with a checksum that does not match. Unplug it, wait until the "
     "light is off, plug it in again. If the error returns, note the serial number and call us. ",
     '{"id": 4312, "status": "open", "labels": ["kernel", "race"], "comments": 14, "assignee": '

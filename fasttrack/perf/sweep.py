@@ -98,8 +98,6 @@ def _requests(
     for index, head in enumerate(heads):
         offset = (index * 97) % max(1, len(corpus) - length)
         made.append(
-            Request(
-                prompt=(*head, *corpus[offset : offset + length])[:length], sampling=sampling
-            )
+            Request(prompt=(*head, *corpus[offset : offset + length])[:length], sampling=sampling)
         )
     return made

@@ -80,9 +80,7 @@ def _not_admissible(case: Case) -> list[str]:
     if case.target.role not in case.policy.admissible_roles:
         reasons.append(f"target {case.run.target} has the role {case.target.role}")
     if _TIER_ORDER.index(case.run.tier) < _TIER_ORDER.index(case.policy.minimum_tier):
-        reasons.append(
-            f"tier {case.run.tier.value} is below {case.policy.minimum_tier.value}"
-        )
+        reasons.append(f"tier {case.run.tier.value} is below {case.policy.minimum_tier.value}")
     left_out = [stage for stage in case.policy.required_stages if stage not in case.run.stages]
     if left_out:
         reasons.append(f"stages left out: {', '.join(left_out)}")

@@ -117,8 +117,7 @@ def _error_conditions(
     op = group[0].op
     for quantity in QUANTITIES:
         logs = [
-            math.log(_value(r.candidate, quantity, r) / _value(r.stock, quantity, r))
-            for r in group
+            math.log(_value(r.candidate, quantity, r) / _value(r.stock, quantity, r)) for r in group
         ]
         limit = getattr(limits, f"ratio_{quantity}")
         bound = math.exp(stats.t_interval(logs, 0.05).upper)
@@ -142,9 +141,7 @@ def _error_conditions(
     return _bias(output, group, policy)
 
 
-def _bias(
-    output: str, group: Sequence[KernelRecord], policy: Policy
-) -> tuple[str, str] | None:
+def _bias(output: str, group: Sequence[KernelRecord], policy: Policy) -> tuple[str, str] | None:
     """Signed mean error, with the seeds' own spread allowed for."""
     signed = [r.candidate.mean_signed or 0.0 for r in group if r.candidate]
     stock = [r.stock.mean_signed or 0.0 for r in group if r.stock]

@@ -91,8 +91,7 @@ def _drift(one: ItemRecord, other: ItemRecord) -> _Drift:
 
 def _largest(one: Sequence[float | None], other: Sequence[float | None]) -> float:
     changes = [
-        math.inf if a is None or b is None else abs(a - b)
-        for a, b in zip(one, other, strict=False)
+        math.inf if a is None or b is None else abs(a - b) for a, b in zip(one, other, strict=False)
     ]
     return max(changes, default=0.0)
 

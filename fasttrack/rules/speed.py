@@ -33,9 +33,7 @@ def _cell(case: Case, cell: Cell, problem: str) -> Verdict:
     if problem:
         return _verdict(case, cell, State.INVALID, "VAL-ENGINE", problem)
     paths = [p for p in case.records(PathRecord) if p.stage == "perf" and p.arm == "candidate"]
-    unused = [
-        s for s in samples if s.arm == "candidate" and not exercised(s, cell, paths)
-    ]
+    unused = [s for s in samples if s.arm == "candidate" and not exercised(s, cell, paths)]
     if unused:
         detail = f"session {unused[0].session} did not run the specialised path in its window"
         return _verdict(case, cell, State.NOT_EXERCISED, "PATH-NONE", detail)
@@ -131,7 +129,9 @@ def _verdict(case: Case, cell: Cell, state: State, reason: str, detail: str) -> 
 def _sentence(case: Case, cells: Sequence[tuple[Cell, Verdict]]) -> Verdict:
     speed = case.claim.speed
     margin = 1 - speed.slower_margin_percent / 100
-    holds, broken, open_ = [], [], []
+    holds: list[str] = []
+    broken: list[str] = []
+    open_: list[str] = []
     for cell, verdict in cells:
         must_be_faster = speed.sentence is Sentence.FASTER_EVERYWHERE or (
             cell.batch in speed.faster_batches

@@ -89,7 +89,7 @@ REASONS: dict[str, Explanation] = {
     "NUM-RATIO": Explanation(
         "The candidate's error against the fp64 reference is a larger multiple of the stock op's "
         "own error than policy allows.",
-        "The detail names op, output and worst slice. Re-run that case alone with the command shown.",
+        "The detail names op, output and worst slice. Re-run that case with the command shown.",
     ),
     "NUM-BIAS": Explanation(
         "The candidate's error has a signed mean: it would add up over layers.",
@@ -145,7 +145,7 @@ REASONS: dict[str, Explanation] = {
         "The failed check is named; run `fasttrack validate FOLDER --only features`.",
     ),
     "FEAT-BASE": Explanation(
-        "The feature does not work in the base arm either, so nothing can be said about the change.",
+        "The feature does not work in the base arm either, so nothing follows about the change.",
         "Check the checkpoint and the engine's own support.",
     ),
     "FEAT-UNDECLARED": Explanation(
@@ -163,7 +163,7 @@ REASONS: dict[str, Explanation] = {
         "Too few items to tell: the interval is wider than the margin.", "Use a higher tier."
     ),
     "EVAL-FLOOR": Explanation(
-        "Base itself scores zero, so no loss could show: the eval cannot fail and proves nothing here. "
+        "Base itself scores zero, so no loss could show: an eval that cannot fail proves nothing. "
         "On a development target it informs and does not decide.",
         "Use a checkpoint whose answers mean something; read the divergence verdict beside it.",
     ),
@@ -172,7 +172,7 @@ REASONS: dict[str, Explanation] = {
         "Run the stage again; items are never dropped.",
     ),
     "EVAL-DIVERGED": Explanation(
-        "Tokens part from stock where the model was not undecided: the gap between the two likeliest "
+        "Tokens part from stock where the model was decided: the gap between the two likeliest "
         "tokens is larger than stock's own run-to-run noise.",
         "The detail names item and position; compare the layers at that step.",
     ),

@@ -85,9 +85,7 @@ def _check_predicate(bundle: Bundle) -> None:
     expected = statement.predicate(bundle.run, bundle.outcome)
     told = dict(bundle.statement.predicate)
     if told != expected:
-        keys = sorted(
-            key for key in {*told, *expected} if told.get(key) != expected.get(key)
-        )
+        keys = sorted(key for key in {*told, *expected} if told.get(key) != expected.get(key))
         raise VerificationFailed(
             "VER-025", f"it contradicts the files in {', '.join(keys)[:200]}", cell=layout.STATEMENT
         )

@@ -129,7 +129,7 @@ def _options(text: str) -> tuple[dict[str, str], str]:
     while at < len(field.group()):
         option = _OPTION.match(field.group(), at)
         if option is None:
-            raise ValueError(f"cannot read the option at {field.group()[at:at + 30]!r}")
+            raise ValueError(f"cannot read the option at {field.group()[at : at + 30]!r}")
         name = option.group(1).lower()
         if name not in ("namespaces", "valid-after", "valid-before") or name in found:
             raise ValueError(f"the option {name!r} is not supported here, or stands twice")

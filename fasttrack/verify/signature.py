@@ -117,9 +117,7 @@ def _parsed(bundle: Bundle, name: str) -> sshsig.SshSignature:
         raise VerificationFailed("VER-031", str(error), cell=name) from error
 
 
-def _checked(
-    bundle: Bundle, name: str, message: bytes, namespace: str
-) -> sshsig.SshSignature:
+def _checked(bundle: Bundle, name: str, message: bytes, namespace: str) -> sshsig.SshSignature:
     signature = _parsed(bundle, name)
     if signature.namespace != namespace:
         raise VerificationFailed(

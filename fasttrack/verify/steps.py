@@ -76,9 +76,7 @@ class Verification:
             "outcome": self.outcome.json_value(),
             "identity": self.identity,
             "signers": [signer.json_value() for signer in self.signers],
-            "steps": [
-                {"number": s.number, "name": s.name, "detail": s.detail} for s in self.steps
-            ],
+            "steps": [{"number": s.number, "name": s.name, "detail": s.detail} for s in self.steps],
         }
 
 
@@ -106,7 +104,7 @@ def verify(
 
     `allowed_signers` adds the question who signed; `policy` decides the records anew under the
     reader's policy; `now` is the reader's clock. Raises `VerificationFailed` with a code of
-    `codes.REJECTS` and the file concerned as `cell`, `UsageError` USE-001 for an unreadable list.
+    `codes.CODES` and the file concerned as `cell`, `UsageError` USE-001 for an unreadable list.
     """
     allowed = identity.read(allowed_signers) if allowed_signers is not None else None
     with open_bundle(path) as bundle:

@@ -24,7 +24,7 @@ PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 CORE = " ".join(re.split(r"[^\w-]", need)[0] for need in PYPROJECT["project"]["dependencies"])
 
 # Pure files that both a measuring room and the verifier need.
-LEAVES = "stats correctness.compare evals.pairing evals.task evals.tasks perf.window"
+LEAVES = "stats folders correctness.compare evals.pairing evals.task evals.tasks perf.window"
 ROOM = "errors schema engine stats"
 
 # Module or room -> what of the same package it may load. The first row that fits is the one that
@@ -36,6 +36,7 @@ FASTTRACK = {
     "errors": "",
     "schema": "errors schema",
     "stats": "errors schema",
+    "folders": "",
     "correctness.__init__": "",
     "correctness.compare": "errors schema stats",
     "evals.__init__": "",
@@ -47,9 +48,9 @@ FASTTRACK = {
     "engine": "errors schema engine",
     "claim": "errors schema",
     "plan": "errors schema",
-    "checkpoints": "errors schema",
+    "checkpoints": "errors schema folders",
     "scaffold": "errors schema",
-    "isolation": f"{ROOM} isolation",
+    "isolation": f"{ROOM} folders isolation",
     "correctness": f"{ROOM} correctness",
     "evals": f"{ROOM} evals",
     "perf": f"{ROOM} perf",
@@ -58,7 +59,7 @@ FASTTRACK = {
     "report": "errors schema bundle report",
     "verify": f"errors schema rules bundle report verify {LEAVES}",
     "gate": "errors schema verify",
-    "pipeline": f"{ROOM} claim plan checkpoints isolation correctness evals perf rules bundle "
+    "pipeline": f"{ROOM} claim plan checkpoints folders isolation correctness evals perf rules bundle "
     "report",
     "cli": "*",
 }

@@ -45,9 +45,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
             session=session,
             target=setting.target,
             seed=setting.seed,
-            record=lambda cell, made: path_record(
-                "features", f"features-{arm}", arm, cell, made
-            ),
+            record=lambda cell, made: path_record("features", f"features-{arm}", arm, cell, made),
             paths=[],
         )
         for feature in registry():
@@ -69,9 +67,7 @@ def _observe(
     try:
         found = feature.observe(probe)
     except Refused as refusal:
-        return FeatureRecord(
-            feature=feature.name, arm=arm, status="refused", message=str(refusal)
-        )
+        return FeatureRecord(feature=feature.name, arm=arm, status="refused", message=str(refusal))
     except RunError as error:
         if error.code != "ENG-006":
             raise

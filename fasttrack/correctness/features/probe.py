@@ -53,7 +53,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature: `observe` gathers facts in an arm, `checks` judges them (with base's, if any)."""
+    """`observe` gathers facts in one arm; `checks` judges them, with base's if there are any."""
 
     name: str
     observe: Callable[[Probe], Facts]
@@ -65,9 +65,7 @@ def agree(one: Answer, other: Answer) -> bool:
     return agree_ids(one.token_ids, one.gaps, other.token_ids)
 
 
-def agree_ids(
-    one: Sequence[int], gaps: Sequence[float | None], other: Sequence[int]
-) -> bool:
+def agree_ids(one: Sequence[int], gaps: Sequence[float | None], other: Sequence[int]) -> bool:
     """As `agree`, from token ids and the first answer's gaps."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
@@ -103,7 +101,6 @@ def same_as_base(
     if base is None:
         return []
     agreed = sum(
-        agree_ids(a, g, b)
-        for a, g, b in zip(base[ids], base[gaps], facts[ids], strict=False)
+        agree_ids(a, g, b) for a, g, b in zip(base[ids], base[gaps], facts[ids], strict=False)
     )
     return [equal("answers_agree_with_base", agreed, len(base[ids]))]

@@ -1,0 +1,112 @@
+"""From a bundle to one page: what was not tested first, then the answer, then why.
+
+Owns the choice and order of what is shown. Everything comes from the bundle, so a report can be
+made again anywhere; stored verdicts are shown as they are (`fasttrack verify` recomputes them).
+Read by the writers and by the pipeline, which puts the Markdown form into the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fasttrack.bundle.reader import Bundle
+from fasttrack.report import evidence, origin
+from fasttrack.report.model import Report, Section, clean, table
+from fasttrack.report.tally import Tally, count
+from fasttrack.schema import State, Verdict
+from fasttrack.schema.verdict import BAD, GOOD, REASONS
+
+MOST_ROWS = 60
+HEADLINES = {
+    State.PASS: "Every deciding rule holds for what was tested.",
+    State.FAIL: "At least one deciding rule is broken.",
+    State.INCONCLUSIVE: "The records do not suffice for an answer.",
+}
+
+
+def build(bundle: Bundle) -> Report:
+    """The report of a bundle or of a run folder whose verdicts and provenance are written.
+
+    Raises `VerificationFailed` for a bundle that cannot be read. Depends on nothing but the files
+    that the manifest covers, so that signing does not change the report.
+    """
+    claim, run, outcome = bundle.claim, bundle.run, bundle.outcome
+    target = claim.targets[run.target]
+    tally = count(bundle.records())
+    first_bad = [v for v in bundle.verdicts if v.deciding and _rank(v) == 0]
+    headline = HEADLINES.get(outcome.state, "")
+    if first_bad:
+        headline += f" First: {first_bad[0].rule} {first_bad[0].cell}: {first_bad[0].detail}"
+    checkpoint = target.checkpoint.name if target.checkpoint else "none"
+    facts = [
+        ("Claim", f"{claim.name} (sha256 {run.claim_sha256[:12]})"),
+        ("Sentence", claim.speed.sentence.value.replace("_", " ")),
+        ("Switch", f"{claim.switch.key}: {claim.switch.base} -> {claim.switch.candidate}"),
+        ("Target", f"{run.target}, engine {target.engine}, checkpoint {checkpoint}, "
+                   f"{target.dtype}, TP {target.tensor_parallel_size}, role {target.role}"),
+        ("Tier", f"{run.tier.value}, seed {run.seed}, stages {', '.join(run.stages)}"),
+        ("Machine", origin.machine_line(bundle.provenance)),
+        ("Run", f"{run.run_id}, {run.created_utc}, fasttrack {run.harness_version}"),
+    ]  # fmt: skip
+    if target.baseline_note:
+        facts.append(("Baseline", target.baseline_note))
+    return Report(
+        title=clean(claim.title),
+        summary=clean(claim.summary, 2000),
+        facts=tuple((name, clean(value, 600)) for name, value in facts),
+        untested=tuple(clean(text) for text in outcome.untested),
+        outcome=outcome,
+        headline=clean(headline, 600),
+        not_admissible_because=tuple(clean(text) for text in outcome.not_admissible_because),
+        sections=tuple(_sections(bundle, tally)),
+        verdicts=bundle.verdicts,
+    )
+
+
+def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
+    yield _attention(bundle.verdicts)
+    yield _by_stage(bundle.verdicts)
+    yield evidence.speed(bundle)
+    yield evidence.paths(tally)
+    yield evidence.kernels(bundle, tally)
+    yield evidence.features(bundle)
+    yield evidence.evals(bundle, tally)
+    yield origin.exclusions(bundle, tally)
+    yield origin.reproduce(bundle)
+    yield origin.provenance(bundle, tally)
+
+
+def _rank(verdict: Verdict) -> int:
+    """0 bad, 1 open, 2 good."""
+    if verdict.state in BAD or verdict.state is State.NOT_EXERCISED:
+        return 0
+    return 2 if verdict.state in GOOD else 1
+
+
+def _attention(verdicts: Sequence[Verdict]) -> Section:
+    """Everything that is not good, worst first, with its cure."""
+    chosen = sorted((v for v in verdicts if _rank(v) < 2), key=_rank)
+    if not chosen:
+        return Section("What needs attention", ("Nothing: every verdict is good.",))
+    rows = [(v.state.value, v.rule, v.cell, v.detail, _cure(v.reason)) for v in chosen]
+    columns = ("State", "Rule", "Cell", "What was seen", "How to go on")
+    return Section("What needs attention", tables=(table(columns, rows, MOST_ROWS),))
+
+
+def _cure(reason: str) -> str:
+    known = REASONS.get(reason)
+    if known is None or known.investigate == "-":
+        return reason
+    return f"{reason}: {known.investigate}"
+
+
+def _by_stage(verdicts: Sequence[Verdict]) -> Section:
+    """One line per rule, in the order in which rules speak."""
+    rules = dict.fromkeys(v.rule for v in verdicts)
+    rows = []
+    for rule in rules:
+        own = [v for v in verdicts if v.rule == rule]
+        states = dict.fromkeys(v.state.value for v in sorted(own, key=_rank))
+        told = ", ".join(f"{sum(v.state.value == state for v in own)} {state}" for state in states)
+        rows.append((rule, len(own), told))
+    return Section("Verdicts", tables=(table(("Rule", "Verdicts", "States"), rows, MOST_ROWS),))

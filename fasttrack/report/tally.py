@@ -1,0 +1,124 @@
+"""One pass over raw records that counts what a report shows, in memory that hardly grows.
+
+Owns counting; no verdict is made here. Read by `build`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fasttrack.schema import (
+    FailureRecord,
+    ItemRecord,
+    KernelRecord,
+    MonitorRecord,
+    PathRecord,
+    Record,
+    SessionRecord,
+)
+
+MOST_KEPT = 200
+"""Failures kept in full; the rest is counted."""
+
+
+@dataclass
+class PathCount:
+    """Engine steps of one stage and arm, by what they were and what ran them."""
+
+    specialised_decode: int = 0
+    stock_decode: int = 0
+    stock_prefill: int = 0
+    specialised_prefill: int = 0
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Reasons of stock decode steps."""
+
+
+@dataclass
+class OpCount:
+    """Kernel records of one op."""
+
+    cells: set[str] = field(default_factory=set)
+    outputs: set[str] = field(default_factory=set)
+    seeds: set[int] = field(default_factory=set)
+    controls: set[str] = field(default_factory=set)
+    repeats: int = 0
+    repeats_equal: int = 0
+
+
+@dataclass
+class Tally:
+    """Everything counted."""
+
+    records: int = 0
+    paths: dict[tuple[str, str], PathCount] = field(default_factory=dict)
+    ops: dict[str, OpCount] = field(default_factory=dict)
+    op_of_cell: dict[str, str] = field(default_factory=dict)
+    sessions: list[SessionRecord] = field(default_factory=list)
+    items: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Answers by (eval, arm or `control`)."""
+    failures: list[FailureRecord] = field(default_factory=list)
+    failure_count: int = 0
+    monitors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Lowest and highest of each monitored value."""
+
+
+def count(records: Iterable[Record]) -> Tally:
+    """The tally of a run's records."""
+    tally = Tally()
+    for record in records:
+        tally.records += 1
+        if isinstance(record, PathRecord):
+            _path(tally, record)
+        elif isinstance(record, KernelRecord):
+            _kernel(tally, record)
+        elif isinstance(record, SessionRecord):
+            tally.sessions.append(record)
+        elif isinstance(record, ItemRecord):
+            arm = "control" if record.repeat == "control" else record.arm
+            tally.items[(record.eval, arm)] += 1
+        elif isinstance(record, FailureRecord):
+            tally.failure_count += 1
+            if len(tally.failures) < MOST_KEPT:
+                tally.failures.append(record)
+        elif isinstance(record, MonitorRecord):
+            _monitor(tally, record)
+    return tally
+
+
+def _path(tally: Tally, record: PathRecord) -> None:
+    found = tally.paths.setdefault((record.stage, record.arm), PathCount())
+    for step in record.steps:
+        if step.path == "profile":
+            continue
+        if step.prefill_tokens:
+            if step.path == "specialised":
+                found.specialised_prefill += 1
+            else:
+                found.stock_prefill += 1
+        elif step.path == "specialised":
+            found.specialised_decode += 1
+        else:
+            found.stock_decode += 1
+            found.fallbacks[step.reason] += 1
+
+
+def _kernel(tally: Tally, record: KernelRecord) -> None:
+    found = tally.ops.setdefault(record.op, OpCount())
+    tally.op_of_cell[record.cell] = record.op
+    found.cells.add(record.cell)
+    if record.control is not None:
+        found.controls.add(f"{record.cell} {record.control}")
+        return
+    found.outputs.add(record.output)
+    found.seeds.add(record.seed)
+    found.repeats += record.repeats
+    found.repeats_equal += record.repeats_equal
+
+
+def _monitor(tally: Tally, record: MonitorRecord) -> None:
+    for name, value in record.values.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            low, high = tally.monitors.get(name, (value, value))
+            tally.monitors[name] = (min(low, value), max(high, value))
