@@ -7,7 +7,7 @@ estimate. Read by `build`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report.model import Section, clean, table
@@ -31,7 +31,7 @@ def speed(bundle: Bundle) -> Section:
             continue
         floor = "-" if v.floor is None else f"±{(v.floor - 1) * 100:.1f} %"
         rows.append(
-            (cell.batch, cell.context_tokens, _times(v.estimate), _interval(v), floor, v.n,
+            (cell.batch, cell.context_tokens, _times(v.estimate), _interval(v, _times), floor, v.n,
              v.state.value, v.detail)
         )  # fmt: skip
     columns = (
@@ -111,7 +111,7 @@ def features(bundle: Bundle) -> Section:
 def evals(bundle: Bundle, tally: Tally) -> Section:
     """Answers of both arms to the same items."""
     rows = [
-        (v.cell, v.state.value, _number(v.estimate), _interval(v), _number(v.floor), v.unit, v.n,
+        (v.cell, v.state.value, _number(v.estimate), _interval(v, _number), _number(v.floor), v.unit, v.n,
          v.detail)
         for v in _of(bundle, "quality")
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
-def _interval(verdict: Verdict) -> str:
+def _interval(verdict: Verdict, shown: Callable[[float | None], str]) -> str:
     if verdict.lower is None or verdict.upper is None:
         return "-"
-    return f"{verdict.lower:.3g} to {verdict.upper:.3g}"
+    return f"{shown(verdict.lower)} to {shown(verdict.upper)}"

@@ -15,21 +15,29 @@ from fasttrack.report.model import Report, Section, Table
 LIMIT = 60_000
 """A comment on GitHub holds 65,536 characters; the rest is left for what surrounds the report."""
 _ROW_LIMITS = (1000, 60, 30, 15, 8, 4, 2, 1, 0)
-_MARKUP = re.compile(r"([\\`*_{}\[\]()#+!|~$>:-])")
-_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _BREAK = "\u200b"
+"""A zero-width space: shows nothing, and keeps what stands around it from being recognised."""
+_SPECIAL = re.compile(
+    r"(?P<markup>[\\`*\[\]|~$]|^[-+#>=]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//))"
+    r"|(?P<number>^\d+)(?=[.)](\s|$))"
+    r"|(?P<reference>[@#](?=\w)|\bGH-(?=\d)|\bwww(?=\.))",
+    re.IGNORECASE,
+)
+_ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;"})
 
 
 def escape(text: str) -> str:
-    """A cleaned text as Markdown that shows exactly that text."""
-    text = re.sub(r"[&<>]", lambda match: _ENTITIES[match.group()], text)
-    parts = re.split(r"(&(?:amp|lt|gt);)", text)
-    safe = [part if index % 2 else _MARKUP.sub(r"\\\1", part) for index, part in enumerate(parts)]
-    # A number and a dot at the start would begin a list.
-    shown = re.sub(r"^(\d+)\.", r"\1\.", "".join(safe))
-    # A zero-width space keeps names, issue numbers and host names from being recognised.
-    shown = shown.replace("@", f"@{_BREAK}").replace("\\#", f"\\#{_BREAK}")
-    return re.sub(r"(?i)\b(www)\.", rf"\1{_BREAK}.", shown)
+    """A cleaned text as Markdown that shows exactly that text and does nothing."""
+
+    def neutral(match: re.Match[str]) -> str:
+        found = match.group()
+        if match["markup"]:
+            return f"\\{found}"
+        if match["number"]:
+            return f"{found}\\"
+        return f"{found}{_BREAK}"
+
+    return _SPECIAL.sub(neutral, text).translate(_ENTITIES)
 
 
 def render(report: Report) -> str:

@@ -97,6 +97,8 @@ def _flat(values: Mapping[str, Any]) -> list[tuple[str, object]]:
     """A mapping's entries, nested ones with joined names."""
     rows: list[tuple[str, object]] = []
     for key, value in values.items():
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping):
             rows += [(f"{key} {inner}", deeper) for inner, deeper in _flat(value)]
         elif value not in (None, "", [], {}):

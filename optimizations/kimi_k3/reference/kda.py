@@ -160,6 +160,7 @@ def delta_chunk(
     """
     q, k, v, total = (t.transpose(0, 1) for t in (q, k, v, log_decay.cumsum(0)))  # [H, T, D]
     beta = beta.t().unsqueeze(-1)
+    # The clamp touches later tokens only, which tril drops: their exponents would be positive.
     apart = (total.unsqueeze(2) - total.unsqueeze(1)).clamp(max=0.0).exp()  # [H, t, j, K]
     kept = apart * k.unsqueeze(1)
     key_overlap = (kept * k.unsqueeze(2)).sum(-1).tril(-1)

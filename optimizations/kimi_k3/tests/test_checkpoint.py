@@ -1,4 +1,4 @@
-"""Protects: the generated checkpoint is the same everywhere, whole, and never mistaken for another."""
+"""Protects: a generated checkpoint is the same everywhere, whole, and not taken for another."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ PROMPTS = (
 def test_greedy_decode_neither_collapses_nor_meets_near_ties(
     nano: tuple[Dims, dict[str, Tensor]],
 ) -> None:
-    """Token comparisons on k3-nano mean something: varied output, no two logits within FP32 noise."""
+    """Token comparisons on k3-nano mean something: varied output, no choice within FP32 noise."""
     dims, weights = nano
     states = [decoder.State.empty(dims) for _ in PROMPTS]
     last = [

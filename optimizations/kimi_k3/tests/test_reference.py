@@ -143,7 +143,7 @@ GREEDY_IDS = (
 
 
 def test_greedy_continuation_is_the_known_one(nano: Model) -> None:
-    """Any change of the maths shows here first. Agreed with a second, independent implementation."""
+    """Any change of the maths shows here. A second, independent implementation gave the same."""
     dims, weights = nano
     state = decoder.State.empty(dims)
     last = decoder.extend(weights, dims, state, list(GREEDY.encode()))[-1]

@@ -1,0 +1,481 @@
+"""Makes honest result files, and takes them apart again for those who want to spoil them.
+
+`run_folder` writes records of a run that passes every rule: all stages, both arms, plausible times.
+`honest` packs and signs it. `explode`, `assemble`, `reseal` and `redecide` are the attacker's tools:
+each repairs one more layer (archive, manifest and statement, signatures, verdicts and report), so a
+test can show which check is the one that notices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from fasttrack import __version__, rules
+from fasttrack.bundle import archive, layout, manifest, statement
+from fasttrack.bundle import sign as signing
+from fasttrack.bundle.provenance import harness_digest
+from fasttrack.bundle.reader import open_bundle
+from fasttrack.bundle.writer import RunFolder
+from fasttrack.report import markdown
+from fasttrack.report.build import build
+from fasttrack.schema import (
+    Arm,
+    Check,
+    Claim,
+    EngineStep,
+    ErrorStats,
+    FeatureRecord,
+    IsolationRecord,
+    ItemRecord,
+    KernelRecord,
+    MonitorRecord,
+    Outcome,
+    PathRecord,
+    PathStep,
+    Policy,
+    Provenance,
+    Record,
+    RunInfo,
+    SampleRecord,
+    SessionRecord,
+    Tier,
+    Verdict,
+)
+from fasttrack.schema._json import canonical_bytes, digest, loads
+from fasttrack.schema.record import Stage
+
+Members = dict[str, bytes]
+PRINCIPAL = "ada@example.org"
+CREATED = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
+ORDERS = (("base", "candidate", "candidate", "base"), ("candidate", "base", "base", "candidate"))
+WARM_AND_WINDOW = 20
+SOURCE = """\
+schema = "fasttrack.claim/v1"
+name = "demo"
+title = "Demo: decode without detours"
+summary = "A made-up claim for tests of the evidence tools."
+
+[scope]
+models = ["DemoForCausalLM"]
+paths = ["optimizations/demo/**"]
+ops = ["mix"]
+falls_back_when = ["a step holds prefill tokens"]
+
+[switch]
+key = "additional_config.decode_backend"
+base = "auto"
+candidate = "latency_specialized"
+
+[plugin]
+distribution = "demo"
+module = "demo"
+
+[speed]
+sentence = "faster_everywhere"
+
+[targets.gpu-a]
+engine = "vllm"
+role = "evidence"
+max_model_len = 256
+baseline_note = "the engine's own decode"
+grid = { batch = [1, 2], context_tokens = [64] }
+checkpoint = { name = "tiny" }
+"""
+
+
+@dataclass
+class Clock:
+    """Times of sessions that run one after the other, on both of a host's clocks."""
+
+    now_s: float = 1000.0
+    random: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def utc(self) -> str:
+        """The wall clock at `now_s`."""
+        return (CREATED + timedelta(seconds=self.now_s - 900)).isoformat()
+
+
+def claim() -> Claim:
+    """The claim of `SOURCE`."""
+    return Claim.model_validate(tomllib.loads(SOURCE))
+
+
+def session(
+    clock: Clock, stage: Stage, name: str, arm: Arm, body: Callable[[], list[Record]]
+) -> list[Record]:
+    """Records of one boot: what `body` records, then the session itself."""
+    start, started = clock.now_s, clock.utc()
+    clock.now_s += 5
+    ready = clock.now_s
+    inside = body()
+    clock.now_s += 1
+    ended = SessionRecord(
+        stage=stage, session=name, arm=arm, started_utc=started, start_s=start, ready_s=ready,
+        end_s=clock.now_s, switch="auto" if arm == "base" else "latency_specialized",
+        fingerprint={"engine": "vllm", "vllm": "0.32.0", "checkpoint": "c" * 64},
+        peak_rss_mib=900.5,
+    )  # fmt: skip
+    clock.now_s += 1
+    return [*inside, ended]
+
+
+def steps(clock: Clock, arm: Arm, batch: int, prompt_tokens: int) -> list[EngineStep]:
+    """One prefill step, then decode steps of the whole batch."""
+    pace = 2e-3 if arm == "base" else 1e-3
+    made = []
+    for index in range(WARM_AND_WINDOW + 1):
+        prefill = index == 0
+        duration = 0.01 if prefill else pace * (1 + 0.004 * clock.random.random())
+        made.append(
+            EngineStep(
+                start_s=clock.now_s, duration_s=duration,
+                decode_tokens=0 if prefill else batch,
+                prefill_tokens=prompt_tokens if prefill else 0,
+            )
+        )  # fmt: skip
+        clock.now_s += duration + 1e-5
+    return made
+
+
+def path(stage: Stage, name: str, arm: Arm, cell: str, ran: list[EngineStep]) -> PathRecord:
+    """The step log that belongs to engine steps."""
+    logged = []
+    for index, step in enumerate(ran):
+        fast = arm == "candidate" and not step.prefill_tokens
+        logged.append(
+            PathStep(
+                step=index, path="specialised" if fast else "stock",
+                reason="pure decode" if fast else "prefill" if step.prefill_tokens else "off",
+                requests=max(1, step.decode_tokens),
+                tokens=step.decode_tokens + step.prefill_tokens,
+                prefill_tokens=step.prefill_tokens, wrote={"slots": "1"},
+            )
+        )  # fmt: skip
+    return PathRecord(
+        stage=stage, session=name, arm=arm, cell=cell, steps=tuple(logged),
+        scheduled=tuple((s.decode_tokens, s.prefill_tokens) for s in ran),
+    )  # fmt: skip
+
+
+def isolation_records() -> list[Record]:
+    """Both subjects, nothing found."""
+    clean = Check(name="files_outside_scope", relation="equal", observed=0, bound=0)
+    same = Check(name="tokens_equal", relation="equal", observed=True, bound=True)
+    return [
+        IsolationRecord(subject="scope", checks=(clean,)),
+        IsolationRecord(subject="neighbour", checks=(same,)),
+    ]
+
+
+def errors(scale: float) -> ErrorStats:
+    """Error statistics that grow with `scale`."""
+    return ErrorStats(
+        rms=1e-3 * scale, q999=3e-3 * scale, max=5e-3 * scale, worst_slice_rms=2e-3 * scale,
+        worst_slice="row=0", mean_signed=1e-9 * scale, nonfinite=0, first_bad="row=0,col=3",
+    )  # fmt: skip
+
+
+def kernel_records() -> list[Record]:
+    """Two cells of one op, twelve seeds, one planted fault that is far off."""
+    made: list[Record] = []
+    for batch in (1, 2):
+        for seed in range(12):
+            for control, scale in ((None, 1.0 + 0.001 * seed), ("scaled_output", 500.0)):
+                made.append(
+                    KernelRecord(
+                        op="mix", cell=f"mix/batch={batch}", regime={"batch": batch}, seed=seed,
+                        output="y", status="ok", control=control, stock=errors(1.0),
+                        candidate=errors(scale), rounding_rms=1e-4, repeats=300, repeats_equal=300,
+                        untouched_equal=True,
+                    )
+                )  # fmt: skip
+    return made
+
+
+def feature_records(clock: Clock, arm: Arm) -> list[Record]:
+    """Every required feature observed, with path evidence."""
+    name = f"features-{arm}"
+
+    def body() -> list[Record]:
+        ok = Check(name="works", relation="equal", observed=True, bound=True)
+        ran = steps(clock, arm, 2, 40)
+        return [
+            path("features", name, arm, "features/all", ran),
+            *(
+                FeatureRecord(feature=feature, arm=arm, status="observed", checks=(ok,))
+                for feature in Policy().required_features
+            ),
+        ]
+
+    return session(clock, "features", name, arm, body)
+
+
+def eval_records(clock: Clock, arm: Arm) -> list[Record]:
+    """Equal answers of both arms, and base's control."""
+    name = f"evals-{arm}"
+
+    def body() -> list[Record]:
+        made: list[Record] = [path("evals", name, arm, "evals/recall/main", steps(clock, arm, 4, 90))]
+        for repeat in ("main", "control") if arm == "base" else ("main",):
+            for index in range(40):
+                tokens = tuple(range(index, index + 6))
+                made.append(
+                    ItemRecord(
+                        eval="recall", item=f"recall-{index}",
+                        prompt_sha256=hashlib.sha256(str(index).encode()).hexdigest(), arm=arm,
+                        repeat=repeat, concurrency=4 if repeat == "main" else 2, token_ids=tokens,
+                        text=" ".join(map(str, tokens)),
+                        logprobs=tuple(-0.25 - t / 100 for t in tokens),
+                        gaps=tuple(1.5 for _ in tokens), finish_reason="length",
+                        score=float(index % 4 != 0),
+                    )
+                )  # fmt: skip
+        return made
+
+    return session(clock, "evals", name, arm, body)
+
+
+def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Record]:
+    """One boot through both cells."""
+    name = f"perf-b{block}-{position}-{arm}"
+
+    def body() -> list[Record]:
+        made: list[Record] = []
+        for cell in claim().cells("gpu-a"):
+            prompt = cell.batch * cell.context_tokens
+            ran = steps(clock, arm, cell.batch, prompt)
+            made.append(
+                SampleRecord(
+                    cell=cell.id, arm=arm, session=name, block=block, position=position,
+                    planned_requests=cell.batch, completed_requests=cell.batch,
+                    prompt_tokens=prompt, cached_tokens=0,
+                    output_tokens=cell.batch * (WARM_AND_WINDOW + 1), steps=tuple(ran),
+                )
+            )  # fmt: skip
+            made.append(path("perf", name, arm, cell.id, ran))
+        return made
+
+    values = {"load_1min": 0.5, "steal_share": 0.0}
+    return [
+        *session(clock, "perf", name, arm, body),
+        MonitorRecord(stage="perf", session=name, values=values),
+    ]
+
+
+def units() -> Iterator[tuple[Stage, str, list[Record]]]:
+    """(stage, unit, records) of the whole run, in the order in which it happened."""
+    clock = Clock()
+    yield "isolation", "scope-0a1b", isolation_records()
+    yield "kernels", "mix-0a1b", kernel_records()
+    arms: tuple[Arm, Arm] = ("base", "candidate")
+    for arm in arms:
+        yield "features", f"{arm}-0a1b", feature_records(clock, arm)
+    for arm in arms:
+        yield "evals", f"{arm}-0a1b", eval_records(clock, arm)
+    for block in range(3):
+        for position, arm in enumerate(ORDERS[block % 2]):
+            yield (
+                "perf",
+                f"block{block}-{position}-{arm}-0a1b",
+                perf_records(clock, block, position, arm),  # type: ignore[arg-type]
+            )
+
+
+def plan_value(frozen: Claim) -> dict[str, Any]:
+    """The plan's frozen form."""
+    return {
+        "schema": "fasttrack.plan/v1",
+        "claim_sha256": frozen.digest(),
+        "target": "gpu-a",
+        "tier": "standard",
+        "seed": 0,
+        "amounts": {"blocks": 3},
+        "cells": [cell.id for cell in frozen.cells("gpu-a")],
+        "units": [f"{stage}/{unit}" for stage, unit, _ in units()],
+    }
+
+
+def verdicts_value(decision: tuple[tuple[Verdict, ...], Outcome]) -> dict[str, Any]:
+    """What `verdicts.json` holds."""
+    return {
+        "schema": "fasttrack.verdicts/v1",
+        "outcome": decision[1].json_value(),
+        "verdicts": [verdict.json_value() for verdict in decision[0]],
+    }
+
+
+def run_info(frozen: Claim, policy: Policy, **changes: Any) -> RunInfo:
+    """The run's information, with fields changed for tests."""
+    values: dict[str, Any] = {
+        "run_id": "demo-gpu-a-standard-0001", "target": "gpu-a", "tier": Tier.STANDARD, "seed": 0,
+        "stages": ("isolation", "kernels", "features", "evals", "perf"),
+        "command": ("fasttrack", "validate", "optimizations/demo", "--tier", "standard"),
+        "claim_sha256": frozen.digest(), "policy_sha256": policy.digest(),
+        "plan_sha256": digest(plan_value(frozen)), "harness_version": __version__,
+        "created_utc": CREATED.isoformat(),
+    }  # fmt: skip
+    return RunInfo(**(values | changes))
+
+
+def provenance_value(**source: Any) -> Provenance:
+    """Provenance of a clean checkout on an invented machine."""
+    return Provenance(
+        machine={"cpu": "Test CPU", "cores": 2, "gpus": [{"name": "Test GPU"}]},
+        packages={"vllm": "0.32.0", "torch": "2.13.0"},
+        package_records={"vllm": "d" * 64},
+        checkpoint={"name": "tiny", "sha256": "c" * 64},
+        source={
+            "commit": "a" * 40, "tree": "b" * 40, "dirty": False, "changed_files": 0,
+            "harness_sha256": harness_digest(),
+        } | source,
+        environment={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def run_folder(
+    where: Path,
+    *,
+    edit: Callable[[Record], Record | None] = lambda record: record,
+    source: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    policy: Policy | None = None,
+) -> Path:
+    """A finished run folder; `edit` changes or drops records before the rules see them."""
+    frozen, policy = claim(), policy or Policy()
+    info = run_info(frozen, policy, **(run or {}))
+    with RunFolder.open(where) as folder:
+        folder.write_bytes(layout.CLAIM_TOML, SOURCE.encode())
+        folder.write_json(layout.CLAIM, frozen.json_value())
+        folder.write_json(layout.POLICY, policy.json_value())
+        folder.write_json(layout.PLAN, plan_value(frozen))
+        folder.write_json(layout.RUN, info.json_value())
+        for stage, unit, records in units():
+            kept = [new for old in records if (new := edit(old)) is not None]
+            folder.write_unit(stage, unit, kept)
+        decision = rules.decide(frozen, info, list(folder.records()), policy)
+        folder.write_json(layout.VERDICTS, verdicts_value(decision))
+        folder.write_json(layout.PROVENANCE, provenance_value(**(source or {})).json_value())
+        with open_bundle(where) as bundle:
+            folder.write_bytes(layout.REPORT, markdown.render(build(bundle)).encode())
+    return where
+
+
+def write_key(path: Path, kind: str = "ed25519") -> Path:
+    """An unencrypted OpenSSH private key file, and its `.pub`."""
+    makers: dict[str, Callable[[], Any]] = {
+        "ed25519": ed25519.Ed25519PrivateKey.generate,
+        "ecdsa": lambda: ec.generate_private_key(ec.SECP256R1()),
+        "ecdsa521": lambda: ec.generate_private_key(ec.SECP521R1()),
+        "rsa": lambda: rsa.generate_private_key(65537, 2048),
+        "short-rsa": lambda: rsa.generate_private_key(65537, 1024),
+    }
+    key = makers[kind]()
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.OpenSSH,
+            serialization.NoEncryption(),
+        )
+    )
+    path.chmod(0o600)
+    path.with_suffix(".pub").write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        )
+    )
+    return path
+
+
+def public_line(key: Path) -> str:
+    """`type base64` of a key made by `write_key`."""
+    return key.with_suffix(".pub").read_text().strip()
+
+
+def honest(where: Path, key: Path, **changes: Any) -> Path:
+    """A signed result file of a run that passes."""
+    made = archive.pack(run_folder(where / "run", **changes), where / "out")
+    signing.sign(made, key=key, principal=PRINCIPAL)
+    return made
+
+
+def explode(path: Path) -> Members:
+    """All members, read by another program's eyes than the reader under test."""
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def assemble(members: Mapping[str, bytes], path: Path) -> Path:
+    """A well-formed archive of any members: the first layer an attacker repairs."""
+
+    def content(name: str) -> Iterator[bytes]:
+        return iter((members[name],))
+
+    with path.open("wb") as out:
+        archive.write(out, {n: manifest.measure((d,)) for n, d in members.items()}, content)
+    return path
+
+
+def remanifest(members: Members) -> Members:
+    """With manifest, statement and unsigned envelope made anew: the second layer."""
+    kept = {n: d for n, d in members.items() if layout.signature_number(n) is None}
+    covered = {n: manifest.measure((d,)) for n, d in kept.items() if layout.role(n) is not None}
+    kept[layout.MANIFEST] = manifest.make(covered)
+    outcome = Outcome.model_validate(loads(kept[layout.VERDICTS])["outcome"])
+    run = RunInfo.model_validate(loads(kept[layout.RUN]))
+    sha = hashlib.sha256(kept[layout.MANIFEST]).hexdigest()
+    kept[layout.STATEMENT] = statement.make(sha, run, outcome)
+    kept[layout.ENVELOPE] = statement.envelope(kept[layout.STATEMENT], ())
+    return kept
+
+
+def reseal(members: Members, path: Path, key: Path) -> Path:
+    """Everything sealed and signed again with the attacker's own key: the third layer."""
+    assemble(remanifest(members), path)
+    signing.sign(path, key=key, principal=PRINCIPAL)
+    return path
+
+
+def redecide(members: Members, where: Path) -> Members:
+    """With verdicts and report that follow from the edited records: the fourth layer."""
+    where.mkdir(parents=True, exist_ok=True)
+    for name, data in members.items():
+        if layout.role(name) is not None:
+            (where / name).parent.mkdir(parents=True, exist_ok=True)
+            (where / name).write_bytes(data)
+    with open_bundle(where) as bundle:
+        decision = rules.decide(bundle.claim, bundle.run, list(bundle.records()), bundle.policy)
+        data = canonical_bytes(verdicts_value(decision))
+    (where / layout.VERDICTS).write_bytes(data)
+    with open_bundle(where) as bundle:
+        report = markdown.render(build(bundle)).encode()
+    return members | {layout.VERDICTS: data, layout.REPORT: report}
+
+
+def edit_json(data: bytes, change: Callable[[Any], Any]) -> bytes:
+    """Canonical bytes of a changed document; `change` may alter in place or return a new value."""
+    value = loads(data)
+    changed = change(value)
+    return canonical_bytes(value if changed is None else changed)
+
+
+def edit_lines(
+    data: bytes, kind: str, change: Callable[[dict[str, Any]], Iterable[dict[str, Any]] | None]
+) -> bytes:
+    """A record file in which `change` met each record of a kind; it may return replacements."""
+    out: list[bytes] = []
+    for line in data.splitlines():
+        value = loads(line)
+        replaced = change(value) if value["kind"] == kind else None
+        out += [canonical_bytes(item) for item in ([value] if replaced is None else replaced)]
+    return b"".join(line + b"\n" for line in out)
