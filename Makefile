@@ -64,7 +64,8 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 validate: $(PROJECTS_READY) $(CHECKPOINT_READY) ## the bundled Kimi K3 decode through every stage
-	@$(BIN)/fasttrack validate $(OPTIMIZATION) --target $(TARGET) --tier $(TIER) --cache $(CACHE) $(ARGS)
+	@$(BIN)/fasttrack validate $(OPTIMIZATION) --target $(TARGET) --tier $(TIER) \
+		--cache $(CACHE) $(ARGS)
 
 test: lint $(CHECKPOINT_READY) ## lint, then every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -6,6 +6,7 @@ Tree (exit status in brackets)::
     ├── UsageError [2]          wrong arguments, wrong claim: the author can mend it by editing
     ├── EnvironmentUnmet [4]    a package, checkpoint, key or device is missing here
     ├── RunError [5]            an engine or kernel child crashed, hung or was killed
+    │   └── Interrupted [130]   the user stopped the run, which can be continued
     └── VerificationFailed [6]  a result file cannot be trusted
 
 Owns: the classes, `EXIT_*` statuses and `EXPLANATIONS` for error codes. Does not own verdict
@@ -90,6 +91,12 @@ class RunError(FasttrackError):
     exit_status = EXIT_CRASH
 
 
+class Interrupted(RunError):
+    """The user stopped the run; records taken so far are kept and the same command goes on."""
+
+    exit_status = EXIT_INTERRUPTED
+
+
 class VerificationFailed(FasttrackError):
     """A result file that must not be trusted."""
 
@@ -156,7 +163,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     ),
     "ENV-005": Explanation(
         "The engine refused the checkpoint: a tensor is missing or has the wrong shape.",
-        "The engine's own message and its log are quoted. Rebuild the checkpoint.",
+        "The engine's own message is quoted and its log is named. Rebuild the checkpoint.",
     ),
     "ENV-006": Explanation(
         "A signing key or the ssh-keygen program is missing or unusable.",
@@ -164,7 +171,7 @@ EXPLANATIONS: dict[str, Explanation] = {
     ),
     "ENG-001": Explanation(
         "The engine could not be started.",
-        "The last lines of its log are quoted; -v prints the child's traceback.",
+        "Its message is quoted and its log is named; -v prints the child's traceback.",
     ),
     "ENG-002": Explanation(
         "The optimization raised while it was imported or set up by the engine.",
@@ -193,6 +200,11 @@ EXPLANATIONS: dict[str, Explanation] = {
     "CAS-001": Explanation(
         "The optimization offers no kernel cases, or not for every op its claim names.",
         "Add a KernelCase per op and list it under the entry point `fasttrack.cases`.",
+    ),
+    "CAS-002": Explanation(
+        "A kernel case's regimes cannot be cells: none, too many, two alike, or values that are "
+        "not integers.",
+        "Mend `regimes()` of the case; a mapping of axis names to integers per cell.",
     ),
     "RUN-001": Explanation(
         "The run was interrupted. Everything measured so far is kept in the run folder.",

@@ -73,7 +73,7 @@ def _neighbour(setting: Setting) -> IsolationRecord:
         Check(
             name="tokens_equal",
             relation="equal",
-            observed=sum(a == b for a, b in zip(stock_tokens, my_tokens, strict=True)),
+            observed=sum(a == b for a, b in zip(stock_tokens, my_tokens, strict=False)),
             bound=len(prompts),
         )
     ]

@@ -7,6 +7,8 @@ folder; a changed source, or a finished run, begins a new one. Owns no measureme
 
 from __future__ import annotations
 
+import shlex
+import importlib.util
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +22,10 @@ from fasttrack.bundle import archive, provenance
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
 from fasttrack.claim import Frozen
-from fasttrack.correctness import features, kernels
+from fasttrack.correctness import features
 from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
-from fasttrack.errors import FasttrackError, RunError
+from fasttrack.errors import EnvironmentUnmet, FasttrackError, Interrupted, RunError
 from fasttrack.evals import run as evals
 from fasttrack.perf import sweep
 from fasttrack.report import build, markdown
@@ -32,9 +34,25 @@ from fasttrack.schema._json import digest
 from fasttrack.schema.record import Stage
 
 Runner = Callable[[Setting, Mapping[str, Any]], list[Record]]
+
+
+def _kernels(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
+    """The one stage that computes with arrays: loaded on use, so that the core needs none."""
+    for package in ("numpy", "torch"):
+        if importlib.util.find_spec(package) is None:
+            raise EnvironmentUnmet(
+                "ENV-001",
+                f"the kernels stage needs the package {package!r}",
+                next_step="pip install 'fasttrack[validate]', or --skip kernels",
+            )
+    from fasttrack.correctness import kernels
+
+    return kernels.run(setting, spec)
+
+
 RUNNERS: Mapping[Stage, Runner] = {
     "isolation": isolation.run,
-    "kernels": kernels.run,
+    "kernels": _kernels,
     "features": features.run,
     "evals": evals.run,
     "perf": sweep.run,
@@ -90,7 +108,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
     """Run every stage of a claim, decide, and pack the unsigned bundle.
 
     Raises the coded error of a unit that failed, after recording it; what was finished is kept and
-    the same call continues there. `KeyboardInterrupt` becomes `RunError` RUN-001.
+    the same call continues there. `KeyboardInterrupt` becomes `Interrupted` RUN-001.
     """
     claim = frozen.claim
     made = plan.make(claim, options.target, options.tier, options.seed)
@@ -123,10 +141,11 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
         try:
             _measure(run, setting, made, info.stages, watcher)
         except KeyboardInterrupt:
-            raise RunError(
-                "RUN-001", f"interrupted; {folder} keeps what was finished",
-                next_step=" ".join(options.command) or "repeat the command",
-            ) from None  # fmt: skip
+            raise Interrupted(
+                "RUN-001",
+                f"interrupted; {folder} keeps what was finished",
+                next_step=shlex.join(options.command) or "repeat the command",
+            ) from None
         watcher.say("deciding")
         records = list(run.records())
         verdicts, outcome = rules.decide(claim, info, records, options.policy)
@@ -170,7 +189,8 @@ def _freeze(run: RunFolder, frozen: Frozen, options: Options, made: plan.Plan) -
         target=options.target,
         tier=options.tier,
         seed=options.seed,
-        stages=() if options.cell else stages,
+        stages=stages,
+        cell=options.cell,
         command=options.command,
         claim_sha256=frozen.claim.digest(),
         policy_sha256=options.policy.digest(),
@@ -248,7 +268,7 @@ def _conclude(
         weights,
         weights_sha256 if weights else None,
         frozen.folder,
-        {"cell_filter": options.cell},
+        {},
     )
     run.write_json("provenance.json", known.json_value())
     with open_bundle(run.path) as bundle:

@@ -22,12 +22,13 @@ from rich.progress import (
 )
 from typer.exceptions import TyperException
 
-from fasttrack.errors import EXIT_CRASH, EXIT_INTERRUPTED, EXIT_USAGE, FasttrackError
+from fasttrack.errors import EXIT_CRASH, EXIT_USAGE, FasttrackError, Interrupted, UsageError
 from fasttrack.pipeline import Watcher
 from fasttrack.schema import Outcome, State
 
 MAX_TALK = 2000
 """Characters of a cause or a log tail that are shown; the rest is in the log."""
+TRACEBACK = "Traceback (most recent call last)"
 
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object to stdout; talk stays on stderr.")
@@ -88,13 +89,13 @@ def run(command: Callable[..., Any], arguments: list[str]) -> int:
         if not arguments:
             talk().print(error.format_message(), markup=False)
             return EXIT_USAGE
-        usage = FasttrackError("USE-001", error.format_message(), next_step="fasttrack --help")
-        usage.exit_status = EXIT_USAGE
+        usage = UsageError("USE-001", error.format_message(), next_step="fasttrack --help")
         _show(usage, verbose=verbose, as_json=as_json)
-        return EXIT_USAGE
+        return usage.exit_status
     except (KeyboardInterrupt, typer.Abort):
-        talk().print("interrupted")
-        return EXIT_INTERRUPTED
+        stopped = Interrupted("RUN-001", "interrupted", next_step="repeat the command")
+        _show(stopped, verbose=verbose, as_json=as_json)
+        return stopped.exit_status
     except BrokenPipeError:
         return EXIT_CRASH
     except Exception as error:
@@ -109,7 +110,8 @@ def _show(error: FasttrackError, *, verbose: bool, as_json: bool) -> None:
     console = talk()
     where = f" [{error.cell}]" if error.cell else ""
     console.print(f"{error.code}{where}: {error.cause[:MAX_TALK]}", markup=False, style="red")
-    if error.detail:
+    # A log's tail is worth quoting; a traceback, also one inside a log, is for those who ask.
+    if error.detail and (verbose or TRACEBACK not in error.detail):
         console.print(error.detail[-MAX_TALK:], markup=False, style="dim")
     console.print(f"next: {error.next_step}", markup=False)
     console.print(f"what it means: fasttrack explain {error.code}", markup=False, style="dim")

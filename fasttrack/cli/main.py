@@ -27,7 +27,7 @@ app = typer.Typer(
     help="Prove that a specialised decode path for vLLM is correct, keeps every feature and is "
     "faster; leave one signed file that anyone can check without a GPU.",
     epilog="Exit status: 0 pass, 1 a rule failed, 2 usage, 3 inconclusive or not admissible, "
-    "4 environment unmet, 5 crash, 6 verification failed. -v shows tracebacks.",
+    "4 environment unmet, 5 crash, 6 verification failed, 130 interrupted. -v shows tracebacks.",
 )
 
 

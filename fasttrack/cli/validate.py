@@ -27,6 +27,7 @@ from fasttrack.cli.common import (
 from fasttrack.plan import check_stages
 from fasttrack.report import build, terminal
 from fasttrack.schema import STAGES, Tier
+from fasttrack.schema.verdict import GOOD
 
 
 def validate(
@@ -78,7 +79,7 @@ def validate(
         tier=tier,
         seed=seed,
         stages=tuple(stage for stage in stages if stage not in left_out),
-        cell=cell,
+        cell=cell or None,
         runs=runs,
         out=out,
         cache=cache,
@@ -110,11 +111,12 @@ def validate(
                         "code": verdict.reason,
                         "cell": verdict.cell,
                         "state": verdict.state.value,
+                        "deciding": verdict.deciding,
                         "cause": verdict.detail,
                         "next": verdict.next,
                     }
                     for verdict in result.verdicts
-                    if verdict.deciding and verdict.next
+                    if verdict.state not in GOOD
                 ][:50],
             },
             as_json=True,

@@ -41,18 +41,18 @@ def load(distribution: str, fallback: str | None, folder: str) -> dict[str, Any]
             factories = [getattr(import_module(module), name)]
         for factory in factories:
             _CASES.update({case.op: case for case in factory()})
+        return {
+            "cases": [
+                {
+                    "op": case.op,
+                    "outputs": {name: list(axes) for name, axes in case.outputs.items()},
+                    "regimes": [dict(regime) for regime in case.regimes()],
+                }
+                for case in _CASES.values()
+            ]
+        }
     except BaseException as error:
         raise Coded("ENG-002", f"{type(error).__name__}: {error}") from error
-    return {
-        "cases": [
-            {
-                "op": case.op,
-                "outputs": {name: list(axes) for name, axes in case.outputs.items()},
-                "regimes": [dict(regime) for regime in case.regimes()],
-            }
-            for case in _CASES.values()
-        ]
-    }
 
 
 def inputs(op: str, regime: dict[str, int], seed: int) -> tuple[dict[str, Any], list[bytes]]:

@@ -29,6 +29,7 @@ def scales(reference: Array) -> Array:
     return scale
 
 
+@np.errstate(over="ignore")
 def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorStats:
     """Scaled error of `value` against `reference` (float64, same shape, at least one element).
 
@@ -52,15 +53,20 @@ def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorS
     else:
         bad = np.unravel_index(int(np.argmax(size)), error.shape)
     return ErrorStats(
-        rms=float(np.sqrt(np.mean(error**2))),
-        q999=float(np.quantile(size, 0.999)),
-        max=float(size.max()),
-        worst_slice_rms=float(slice_rms.max()),
+        rms=_finite(np.sqrt(np.mean(error**2))),
+        q999=_finite(np.quantile(size, 0.999)),
+        max=_finite(size.max()),
+        worst_slice_rms=_finite(slice_rms.max()),
         worst_slice=coordinate(worst, axes),
-        mean_signed=float(np.mean(error)),
+        mean_signed=_finite(np.mean(error)),
         nonfinite=int(kind_differs.sum()),
         first_bad=coordinate(bad, axes),
     )
+
+
+def _finite(value: Any) -> float | None:
+    """A measure, or null when it overflowed: an error beyond all bounds, not an absent one."""
+    return float(value) if np.isfinite(value) else None
 
 
 def coordinate(index: tuple[Any, ...], axes: tuple[str, ...]) -> str:
@@ -72,11 +78,12 @@ def coordinate(index: tuple[Any, ...], axes: tuple[str, ...]) -> str:
 def rounding_rms(reference: Array, dtype: str) -> float:
     """Scaled RMS error of rounding the reference to a dtype: no result can be better."""
     rounded = to_dtype(reference, dtype)
-    finite = np.isfinite(reference)
+    finite = np.isfinite(reference) & np.isfinite(rounded)
     error = np.where(finite, rounded - np.where(finite, reference, 0.0), 0.0)
     return float(np.sqrt(np.mean((error / scales(reference)) ** 2)))
 
 
+@np.errstate(over="ignore")
 def to_dtype(values: Array, dtype: str) -> Array:
     """Round float64 values to `float32`, `float16` or `bfloat16` and return them as float64."""
     if dtype == "bfloat16":

@@ -59,13 +59,18 @@ class Worker:
         if self._child is None or not self._child.alive:
             log = self._setting.logs / f"kernels-{self._role}.log"
             self._child = Child(MODULE, log=log, env=self._setting.engine.env, cell=self._role)
-            answer, _ = self._child.call(
-                "load",
-                self._setting.timeout_s,
-                distribution=self._setting.claim.plugin.distribution,
-                fallback=self._setting.claim.plugin.cases,
-                folder=str(self._setting.folder.resolve()),
-            )
+            try:
+                answer, _ = self._child.call(
+                    "load",
+                    self._setting.timeout_s,
+                    distribution=self._setting.claim.plugin.distribution,
+                    fallback=self._setting.claim.plugin.cases,
+                    folder=str(self._setting.folder.resolve()),
+                )
+            except BaseException:
+                # A child without cases must not be taken for one that is ready.
+                self._child.kill()
+                raise
             self.cases = {case["op"]: case for case in answer["cases"]}
         return self._child
 
@@ -80,7 +85,10 @@ class Worker:
 
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
-    """All cells of one op. Raises `UsageError` CAS-001 when the op has no case."""
+    """All cells of one op.
+
+    Raises `UsageError` CAS-001 when the op has no case, CAS-002 when its regimes cannot be cells.
+    """
     referee, candidate = Worker(setting, "referee"), Worker(setting, "candidate")
     op = spec["op"]
     try:
@@ -93,7 +101,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
             )
         case = referee.cases[op]
         records: list[Record] = []
-        regimes = case["regimes"][:MAX_REGIMES]
+        regimes = _checked(op, case["regimes"])
         for index, regime in enumerate(regimes):
             name = cell_id(op, regime)
             if setting.cell and not fnmatch(name, setting.cell):
@@ -101,10 +109,30 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
             setting.say(f"{name} ({index + 1}/{len(regimes)})")
             for seed in range(setting.seed, setting.seed + spec["seeds"]):
                 records.extend(_cell(referee, candidate, case, name, regime, seed, spec["repeats"]))
+                if isinstance(last := records[-1], KernelRecord) and last.status == "hung":
+                    # One hang decides the op; each further one would cost a whole time-out.
+                    return records
         return records
     finally:
         referee.close()
         candidate.close()
+
+
+def _checked(op: str, regimes: list[Any]) -> list[dict[str, int]]:
+    """The regimes, none of them left out in silence."""
+    named = all(
+        isinstance(regime, dict) and all(type(value) is int for value in regime.values())
+        for regime in regimes
+    )
+    ids = {cell_id(op, regime) for regime in regimes} if named else set()
+    if not named or len(ids) < len(regimes) or not 0 < len(regimes) <= MAX_REGIMES:
+        raise UsageError(
+            "CAS-002",
+            f"the case of {op!r} has {len(regimes)} regimes, {len(ids)} of them usable and "
+            f"distinct; 1 to {MAX_REGIMES} are run",
+            cell=op,
+        )
+    return regimes
 
 
 def cell_id(op: str, regime: Mapping[str, int]) -> str:
@@ -122,8 +150,6 @@ def _cell(
     repeats: int,
 ) -> Iterator[KernelRecord]:
     op = case["op"]
-    described, blobs = referee.call("inputs", op=op, regime=dict(regime), seed=seed)
-    arrays = described["arrays"]
 
     def outputs(worker: Worker, what: str, count: int = 0) -> Outputs:
         answer, data = worker.call(
@@ -131,16 +157,31 @@ def _cell(
         )
         return _unpack(answer, data)
 
-    reference, stock = outputs(referee, "reference"), outputs(referee, "stock")
+    part = "inputs"
     try:
+        described, blobs = referee.call("inputs", op=op, regime=dict(regime), seed=seed)
+        arrays = described["arrays"]
+        part = "reference"
+        reference = outputs(referee, "reference")
+        part = "stock"
+        stock = outputs(referee, "stock")
+        part = "candidate"
         mine = outputs(candidate, "candidate", repeats)
-        problem = _malformed(mine, stock, case["outputs"])
+        problem = _malformed(mine, reference, stock, case["outputs"])
         status: Literal["raised", "hung", "killed", "malformed"] = "malformed"
     except FasttrackError as error:
-        problem, status = str(error), STATUS.get(error.code, "raised")
+        problem, status = f"{part}: {error}", STATUS.get(error.code, "raised")
+    except (KeyError, TypeError, ValueError) as error:
+        problem, status = f"{part}: {type(error).__name__}: {error}", "malformed"
     if problem:
         yield KernelRecord(
-            op=op, cell=cell, regime=regime, seed=seed, output="*", status=status, message=problem
+            op=op,
+            cell=cell,
+            regime=regime,
+            seed=seed,
+            output="*",
+            status=status,
+            message=problem[:2000],
         )
         return
     equal = sum(digest == mine.digest for digest in mine.repeats)
@@ -195,18 +236,30 @@ def _unpack(answer: Mapping[str, Any], data: list[bytes]) -> Outputs:
             flat: Array = bits.view(np.float32)
         else:
             flat = np.frombuffer(blob, dtype)
-        arrays[entry["name"]] = flat.reshape(entry["shape"])
+        # A scalar is a vector of one: the first axis of an output names its slices.
+        arrays[entry["name"]] = flat.reshape(entry["shape"] or (1,))
         dtypes[entry["name"]] = dtype
     return Outputs(arrays, dtypes, answer["digest"], tuple(answer["digests"]))
 
 
-def _malformed(mine: Outputs, stock: Outputs, expected: Mapping[str, Any]) -> str:
-    """Why the candidate's outputs cannot be compared; empty when they can."""
+def _malformed(
+    mine: Outputs, reference: Outputs, stock: Outputs, expected: Mapping[str, Any]
+) -> str:
+    """Why the outputs cannot be compared; empty when they can."""
+    if not set(expected) - {UNTOUCHED}:
+        return "the case names no output to compare"
     for name in expected:
-        if name not in mine.arrays:
-            return f"output {name!r} is missing"
-        if mine.arrays[name].shape != stock.arrays[name].shape:
-            return f"{name}: shape {mine.arrays[name].shape}, stock {stock.arrays[name].shape}"
+        made = {"stock": stock, "candidate": mine}
+        if name != UNTOUCHED:
+            made["reference"] = reference
+        for part, outputs in made.items():
+            if name not in outputs.arrays:
+                return f"{part}: output {name!r} is missing"
+            if outputs.arrays[name].shape != stock.arrays[name].shape:
+                shapes = f"{outputs.arrays[name].shape}, stock's {stock.arrays[name].shape}"
+                return f"{part}: shape of {name} is {shapes}"
+        if not stock.arrays[name].size:
+            return f"output {name!r} is empty"
         if mine.dtypes[name] != stock.dtypes[name]:
-            return f"{name}: dtype {mine.dtypes[name]}, stock {stock.dtypes[name]}"
+            return f"candidate: dtype of {name} is {mine.dtypes[name]}, stock's {stock.dtypes[name]}"
     return ""

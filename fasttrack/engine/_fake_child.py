@@ -1,12 +1,8 @@
 """Child of the fake engine: tokens from a hash, times from a simulated clock.
 
 `engine_args.fake` keys: `speedup` (candidate's decode, default 1.0), `noise_percent` (per session
-and per step, default 0.5), `seed` of that noise, `fault` and `fault_arm` (default candidate).
-Faults:
-
-``raise_at_import  refuse  raise_at_start  hang  die  chatter  ignore_switch  no_path
-prefill_specialised  base_specialised  wrong_token  broken_json  lost_stop  ignores_seed
-no_logprobs  stale_prefix  shed_load  changed_build  slow``
+and per step, default 0.5), `seed` of that noise, `fault`, one of `FAULTS`, and `fault_arm`
+(default candidate).
 """
 
 from __future__ import annotations
@@ -25,6 +21,12 @@ from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.serve import Coded, serve
 from fasttrack.schema import EngineStep, PathStep, Target
 
+FAULTS = frozenset(
+    "raise_at_import refuse raise_at_start hang die chatter ignore_switch no_path "
+    "prefill_specialised base_specialised wrong_token broken_json lost_stop ignores_seed "
+    "no_logprobs stale_prefix shed_load changed_build slow".split()
+)
+SWITCH = "decode_backend"
 BLOCK = 128
 STEP_S = 2e-3
 PREFILL_TOKEN_S = 2e-5
@@ -46,8 +48,11 @@ class Backend:
         """Boot; see the module docstring for faults."""
         self._target = Target.model_validate(target)
         options = dict(self._target.engine_args.get("fake", {}))
-        self._fault = options.get("fault") if options.get("fault_arm", "candidate") == arm else None
-        self._specialised = any(v == "latency_specialized" for v in additional_config.values())
+        fault = options.get("fault")
+        if fault is not None and fault not in FAULTS:
+            raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {sorted(FAULTS)}")
+        self._fault = fault if options.get("fault_arm", "candidate") == arm else None
+        self._specialised = additional_config.get(SWITCH) == "latency_specialized"
         self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
         if self._fault == "slow":
             self._speedup = 0.8
@@ -64,7 +69,8 @@ class Backend:
             raise Coded("ENG-007", "planted refusal: dtype is wrong; batch is wrong")
         if self._fault == "raise_at_start":
             raise RuntimeError("planted: raised at start")
-        switch = next(iter(additional_config.values()), None) if plugin else None
+        # As of a real plugin: a key it does not know stays without effect, and is not reported.
+        switch = additional_config.get(SWITCH, "auto") if plugin else None
         if self._fault == "ignore_switch":
             switch = "auto"
         build = "fake-2" if self._fault == "changed_build" else "fake-1"

@@ -1,7 +1,7 @@
 """The engine protocol: what every room may ask of an engine, and the nouns it speaks in.
 
-Owns: `Launch`, `Sampling`, `Request`, `Answer`, `Generation`, `SessionInfo`, `Session`, `Engine`.
-Knows no flags of any engine. `ChildEngine` is the one implementation: an engine is a child module
+Owns: `Launch`, `Sampling`, `Request`, `Session`, `Engine` and what a child answers: `SessionInfo`,
+`Encoded`, `Generation`, `Answer`, `End`. Knows no flags of any engine: an engine is a child module
 that answers ``start``, ``encode``, ``generate``, ``end``.
 """
 
@@ -11,17 +11,19 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fasttrack.engine.channel import Child
-from fasttrack.errors import EnvironmentUnmet, UsageError
+from fasttrack.errors import EnvironmentUnmet, RunError, UsageError
 from fasttrack.schema import Arm, EngineStep, PathStep, Target
 from fasttrack.schema.claim import Frozen, Plugin
 
+Model = TypeVar("Model", bound=Frozen)
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 60.0
 
 
 class Sampling(Frozen):
@@ -69,6 +71,18 @@ class Generation(Frozen):
     path: tuple[PathStep, ...]
 
 
+class Encoded(Frozen):
+    """Token ids of texts."""
+
+    ids: tuple[tuple[int, ...], ...]
+
+
+class End(Frozen):
+    """What a session says when it ends."""
+
+    peak_rss_mib: float | None
+
+
 class SessionInfo(Frozen):
     """What a started engine says about itself."""
 
@@ -109,7 +123,7 @@ class Session:
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Token ids of texts, without special tokens."""
         answer, _ = self._child.call("encode", self._timeout_s, texts=list(texts))
-        return [tuple(ids) for ids in answer["ids"]]
+        return list(_parsed(self._child, "encode", Encoded, answer).ids)
 
     def generate(
         self, requests: Sequence[Request], *, full_decode_steps: int | None = None
@@ -126,17 +140,18 @@ class Session:
             requests=[request.json_value() for request in requests],
             full_decode_steps=full_decode_steps,
         )
-        return Generation.model_validate(answer)
+        return _parsed(self._child, "generate", Generation, answer)
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and self._child.alive:
-            answer = self._child.call("end", 60.0)[0]
-            self.peak_rss_mib = answer["peak_rss_mib"]
-            self._child.close()
-        else:
+        try:
+            if kind is None and self._child.alive:
+                answer = self._child.call("end", END_TIMEOUT_S)[0]
+                self.peak_rss_mib = _parsed(self._child, "end", End, answer).peak_rss_mib
+                self._child.close()
+        finally:
             self._child.kill()
 
 
@@ -163,8 +178,7 @@ class Engine:
     def start(self, launch: Launch) -> Session:
         """Boot a session and wait until it is ready.
 
-        Raises the coded error of the child, and `UsageError` CLM-006 when a non-default switch
-        value is not reported back.
+        Raises the coded error of the child; `RunError` ENG-001 for one that carries no code.
         """
         self.check()
         child = Child(
@@ -181,11 +195,33 @@ class Engine:
                 plugin=launch.plugin.json_value() if launch.plugin else None,
                 checkpoint=str(launch.checkpoint) if launch.checkpoint else None,
             )
-            info = SessionInfo.model_validate(answer)
+            info = _parsed(child, "start", SessionInfo, answer)
+        except RunError as error:
+            child.kill()
+            if error.code == "ENG-006":
+                # The child's code for any error while it serves; here it never came to serving.
+                raise RunError(
+                    "ENG-001",
+                    error.cause,
+                    cell=error.cell,
+                    next_step=error.next_step,
+                    detail=error.detail,
+                ) from error
+            raise
         except BaseException:
             child.kill()
             raise
         return Session(child, info, launch.call_timeout_s)
+
+
+def _parsed(child: Child, call: str, model: type[Model], answer: Mapping[str, Any]) -> Model:
+    """An answer as its noun; raises `RunError` ENG-005, and stops the child, if it is none."""
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise child.malformed(call, f"{where}: {first['msg']}") from None
 
 
 def check_switch(info: SessionInfo, expected: str, key: str) -> None:

@@ -44,15 +44,28 @@ class Channel:
         self._sock = sock
         self.nonce = nonce
 
-    def send(self, message: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> None:
-        """Send one frame; raises `ChannelClosed` when nobody reads."""
+    def send(
+        self,
+        message: Mapping[str, Any],
+        blobs: Sequence[bytes] = (),
+        deadline: float | None = None,
+    ) -> None:
+        """Send one frame.
+
+        Raises `ChannelClosed` when the other side is gone and `TimeoutError` when it has not taken
+        the frame by the deadline (monotonic seconds).
+        """
         header = json.dumps(
             {"nonce": self.nonce, "blobs": [len(b) for b in blobs], "message": message}
         ).encode()
         try:
-            self._sock.sendall(_LENGTH.pack(len(header), sum(map(len, blobs))) + header)
-            for blob in blobs:
-                self._sock.sendall(blob)
+            for part in (_LENGTH.pack(len(header), sum(map(len, blobs))) + header, *blobs):
+                if deadline is not None:
+                    self._sock.settimeout(max(1e-3, deadline - time.monotonic()))
+                self._sock.sendall(part)
+            self._sock.settimeout(None)
+        except TimeoutError:
+            raise
         except OSError as error:
             raise ChannelClosed from error
 
@@ -65,16 +78,22 @@ class Channel:
         header_size, blob_size = _LENGTH.unpack(self._read(_LENGTH.size, deadline))
         if header_size > MAX_HEADER or blob_size > MAX_BLOBS:
             raise ValueError(f"frame of {header_size} + {blob_size} bytes is beyond the limit")
-        frame = json.loads(self._read(header_size, deadline))
+        try:
+            frame = json.loads(self._read(header_size, deadline))
+        except RecursionError as error:
+            raise ValueError("header is nested too deeply") from error
+        if not isinstance(frame, dict) or set(frame) != {"nonce", "blobs", "message"}:
+            raise ValueError("header is not a frame's")
         if self.nonce is None:
             self.nonce = frame["nonce"]
-        if not isinstance(frame, dict) or frame.get("nonce") != self.nonce:
+        if frame["nonce"] != self.nonce:
             raise ValueError("frame without this run's nonce")
-        sizes = frame["blobs"]
-        if sum(sizes) != blob_size:
+        sizes, message = frame["blobs"], frame["message"]
+        if not isinstance(message, dict) or not isinstance(sizes, list):
+            raise ValueError("header is not a frame's")
+        if any(type(size) is not int or size < 0 for size in sizes) or sum(sizes) != blob_size:
             raise ValueError("blob sizes disagree")
-        blobs = [self._read(size, deadline) for size in sizes]
-        return frame["message"], blobs
+        return message, [self._read(size, deadline) for size in sizes]
 
     def close(self) -> None:
         """Close the socket; the other side sees end of file."""
@@ -137,9 +156,10 @@ class Child:
         Raises `RunError` ENG-003 (killed), ENG-004 (no answer in `timeout_s`), ENG-005 (protocol)
         or the coded error the child reported. The child is dead after the first three.
         """
+        deadline = time.monotonic() + timeout_s
         try:
-            self._channel.send({"call": call, "arguments": arguments}, blobs)
-            answer, data = self._channel.receive(time.monotonic() + timeout_s)
+            self._channel.send({"call": call, "arguments": arguments}, blobs, deadline)
+            answer, data = self._channel.receive(deadline)
         except TimeoutError:
             self.kill()
             raise self._error(
@@ -147,22 +167,27 @@ class Child:
             ) from None
         except ChannelClosed:
             raise self._died(call) from None
-        except (ValueError, KeyError, TypeError) as error:
-            self.kill()
-            raise self._error(
-                "ENG-005", f"answer to {call!r} broke the protocol: {error}"
-            ) from None
-        if "error" in answer:
-            fault = answer["error"]
-            kind = ERRORS.get(fault["code"], RunError)
-            raise kind(
-                fault["code"],
-                fault["message"],
-                cell=self.cell or None,
-                next_step=f"read {self.log}",
-                detail=fault.get("traceback"),
-            )
-        return answer, data
+        except ValueError as error:
+            raise self.malformed(call, error) from None
+        fault = answer.get("error")
+        if fault is None:
+            return answer, data
+        if not isinstance(fault, dict) or not {"code", "message"} <= set(fault):
+            raise self.malformed(call, "an error without code or message")
+        code = str(fault["code"])
+        raise ERRORS.get(code, RunError)(
+            code,
+            str(fault["message"]),
+            cell=self.cell or None,
+            next_step=f"read {self.log}",
+            detail=fault.get("traceback"),
+        )
+
+    def malformed(self, call: str, why: object) -> RunError:
+        """ENG-005 for an answer nobody can use; the child that gave it is stopped."""
+        self.kill()
+        told = " ".join(str(why).split())[:300]
+        return self._error("ENG-005", f"answer to {call!r} broke the protocol: {told}")
 
     @property
     def alive(self) -> bool:

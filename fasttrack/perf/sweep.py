@@ -30,6 +30,8 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
         for cell in setting.claim.cells(setting.target_name)
         if not setting.cell or fnmatch(cell.id, setting.cell)
     ]
+    if not cells:
+        return []
     records: list[Record] = []
     before = monitors.snapshot()
     with setting.session("perf", name, arm, records) as session:

@@ -46,20 +46,30 @@ def speed(bundle: Bundle) -> Section:
     return Section("Decode speed", _clean(notes), (table(columns, rows, MOST_ROWS),))
 
 
-def paths(tally: Tally) -> Section:
+def isolation(bundle: Bundle) -> Section:
+    """Whether the change stays in its scope and leaves the switched-off engine alone."""
+    rows = [(v.cell, v.state.value, v.n, v.detail) for v in _of(bundle, "isolation")]
+    if not rows:
+        return Section("Isolation", ("Isolation was not judged.",))
+    columns = ("Subject", "State", "Checks", "Detail")
+    return Section("Isolation", tables=(table(columns, rows, MOST_ROWS),))
+
+
+def paths(bundle: Bundle, tally: Tally) -> Section:
     """Which path ran, per stage and arm, and why the others did not."""
     if not tally.paths:
         return Section("Path evidence", ("No stage left a step log.",))
+    states = {v.cell: v.state.value for v in _of(bundle, "path")}
     rows = []
     for (stage, arm), found in tally.paths.items():
         told = "; ".join(f"{n}x {why}" for why, n in found.fallbacks.most_common(MOST_REASONS))
         rows.append(
             (stage, arm, found.specialised_decode, found.stock_decode, found.stock_prefill,
-             found.specialised_prefill, told or "none")
+             found.specialised_prefill, told or "none", states.get(f"{stage}/{arm}", "-"))
         )  # fmt: skip
     columns = (
         "Stage", "Arm", "Specialised decode", "Stock decode", "Stock prefill",
-        "Specialised prefill", "Why decode ran stock",
+        "Specialised prefill", "Why decode ran stock", "State",
     )  # fmt: skip
     note = (
         "Engine steps from the optimization's own step log; the path rule compares it with the "
@@ -111,8 +121,8 @@ def features(bundle: Bundle) -> Section:
 def evals(bundle: Bundle, tally: Tally) -> Section:
     """Answers of both arms to the same items."""
     rows = [
-        (v.cell, v.state.value, _number(v.estimate), _interval(v, _number), _number(v.floor), v.unit, v.n,
-         v.detail)
+        (v.cell, v.state.value, _number(v.estimate), _interval(v, _number), _number(v.floor),
+         v.unit, v.n, v.detail)
         for v in _of(bundle, "quality")
     ]  # fmt: skip
     if not rows:

@@ -84,6 +84,8 @@ def _not_admissible(case: Case) -> list[str]:
     left_out = [stage for stage in case.policy.required_stages if stage not in case.run.stages]
     if left_out:
         reasons.append(f"stages left out: {', '.join(left_out)}")
+    if case.run.cell is not None:
+        reasons.append(f"only cells like {case.run.cell} were measured")
     return reasons
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from fasttrack.schema import Claim, Policy, Record, RunInfo, State, Target, Verdict
@@ -32,6 +33,10 @@ class Case:
     def records(self, kind: type[R]) -> tuple[R, ...]:
         """Records of one kind, in file order."""
         return tuple(record for record in self.all_records if isinstance(record, kind))
+
+    def wants(self, cell: str) -> bool:
+        """Whether the run was to measure this cell: all of them, unless its author chose some."""
+        return self.run.cell is None or fnmatchcase(cell, self.run.cell)
 
     def reproduce(self, stage: str, cell: str = "") -> str:
         """The command that measures one stage, or one of its cells, again."""

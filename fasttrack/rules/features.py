@@ -12,7 +12,7 @@ def judge(case: Case) -> Iterator[Verdict]:
     """One verdict per feature that policy requires or that left records."""
     records = case.records(FeatureRecord)
     names = dict.fromkeys((*case.policy.required_features, *(r.feature for r in records)))
-    for feature in names:
+    for feature in filter(case.wants, names):
         base = next((r for r in records if r.feature == feature and r.arm == "base"), None)
         mine = next((r for r in records if r.feature == feature and r.arm == "candidate"), None)
         if base is None or mine is None:
@@ -35,9 +35,12 @@ def _compare(
 ) -> tuple[State, str, str]:
     declared = case.claim.features.refused.get(feature)
     if mine.status == "refused":
-        if declared is None:
+        if declared is not None:
+            return State.REFUSED_AS_DECLARED, "FEAT-DECLARED", declared
+        if base.status != "refused":
             return State.FAIL, "FEAT-UNDECLARED", f"refused: {mine.message}"
-        return State.REFUSED_AS_DECLARED, "FEAT-DECLARED", declared
+        if feature not in case.policy.required_features:
+            return State.UNSUPPORTED, "FEAT-BASE", f"not offered here: {base.message}"
     broken = _broken(base)
     if broken:
         return State.INVALID, "FEAT-BASE", f"base: {broken}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -79,37 +78,40 @@ class _Drift:
 
     logprob: float
     gap: float
+    compared: int
+    """Log-probabilities that both answers report."""
+    lost: int
+    """Log-probabilities that the first reports and the other does not."""
 
 
 def _drift(one: ItemRecord, other: ItemRecord) -> _Drift:
     common = first_difference(one.token_ids, other.token_ids)
+    logprobs = _changes(one.logprobs, other.logprobs, common)
+    reported = sum(value is not None for value in one.logprobs[:common])
     return _Drift(
-        logprob=_largest(one.logprobs[:common], other.logprobs[:common]),
-        gap=_largest(one.gaps[:common], other.gaps[:common]),
+        logprob=max(logprobs, default=0.0),
+        gap=max(_changes(one.gaps, other.gaps, common), default=0.0),
+        compared=len(logprobs),
+        lost=reported - len(logprobs),
     )
 
 
-def _largest(one: Sequence[float | None], other: Sequence[float | None]) -> float:
-    changes = [
-        math.inf if a is None or b is None else abs(a - b) for a, b in zip(one, other, strict=False)
-    ]
-    return max(changes, default=0.0)
+def _changes(
+    one: Sequence[float | None], other: Sequence[float | None], common: int
+) -> list[float]:
+    """Changes where both are known: what stock does not report must not widen its noise."""
+    pairs = zip(one[:common], other[:common], strict=False)
+    return [abs(a - b) for a, b in pairs if a is not None and b is not None]
 
 
 def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
     """Tokens part only where stock itself is undecided, and log-probabilities stay in its band."""
     policy = case.policy.quality
-    controls = [p for p in pairs if p.control is not None]
-    if not controls:
-        return Verdict(
-            rule="quality",
-            cell=f"{name}/divergence",
-            state=State.INCOMPLETE,
-            reason="EVAL-INCOMPLETE",
-            detail="no stock-stock control was run",
-            next=case.reproduce("evals"),
-        )
-    noise = [_drift(p.base, p.control) for p in controls if p.control is not None]
+    noise = [_drift(p.base, p.control) for p in pairs if p.control is not None]
+    if len(noise) < len(pairs):
+        return _incomplete(case, name, f"{len(noise)} stock-stock controls of {len(pairs)}")
+    if not any(d.compared for d in noise):
+        return _incomplete(case, name, "stock reports no log-probabilities to compare")
     noise_gap = max(d.gap for d in noise)
     noise_logprob = max(d.logprob for d in noise)
     allowed = policy.divergence_ratio * noise_logprob + policy.divergence_slack
@@ -118,17 +120,23 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
         position = first_difference(p.base.token_ids, p.candidate.token_ids)
         if position == len(p.base.token_ids) == len(p.candidate.token_ids):
             continue
-        gap = p.base.gaps[position] if position < len(p.base.gaps) else None
+        ended = position in (len(p.base.token_ids), len(p.candidate.token_ids))
+        gap = p.base.gaps[position] if position < len(p.base.gaps) and not ended else None
         if gap is not None and gap <= noise_gap:
             excused += 1
         else:
-            told = "unknown" if gap is None else f"{gap:.3g}"
-            parted.append(f"{p.base.item} at token {position} (gap {told})")
-    drift = max(_drift(p.base, p.candidate).logprob for p in pairs)
+            told = "one ends" if ended else "gap unknown" if gap is None else f"gap {gap:.3g}"
+            parted.append(f"{p.base.item} at token {position} ({told})")
+    drifts = [_drift(p.base, p.candidate) for p in pairs]
+    drift = max(d.logprob for d in drifts)
+    lost = sum(d.lost for d in drifts)
     tokens = sum(len(p.base.token_ids) for p in pairs)
     if parted:
         state, reason = State.FAIL, "EVAL-DIVERGED"
         detail = f"{len(parted)} answers part: {'; '.join(parted[:3])}; noise gap {noise_gap:.3g}"
+    elif lost:
+        state, reason = State.FAIL, "EVAL-DIVERGED"
+        detail = f"{lost} log-probabilities that stock reports are missing"
     elif drift > allowed:
         state, reason = State.FAIL, "EVAL-DIVERGED"
         detail = f"log-probability moved {drift:.3g} nats, stock-stock {noise_logprob:.3g}"
@@ -144,11 +152,22 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
         state=state,
         reason=reason,
         detail=detail,
-        estimate=drift if math.isfinite(drift) else None,
-        floor=allowed if math.isfinite(allowed) else None,
+        estimate=drift,
+        floor=allowed,
         unit="nats",
         n=len(pairs),
         next="" if state is State.PASS else case.reproduce("evals"),
+    )
+
+
+def _incomplete(case: Case, name: str, detail: str) -> Verdict:
+    return Verdict(
+        rule="quality",
+        cell=f"{name}/divergence",
+        state=State.INCOMPLETE,
+        reason="EVAL-INCOMPLETE",
+        detail=detail,
+        next=case.reproduce("evals"),
     )
 
 

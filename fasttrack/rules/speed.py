@@ -21,9 +21,11 @@ from fasttrack.schema import Cell, PathRecord, SampleRecord, Sentence, State, Ve
 def judge(case: Case) -> Iterator[Verdict]:
     """One verdict per planned cell, then the sentence."""
     problem = engine_problem(case)
-    cells = [(cell, _cell(case, cell, problem)) for cell in case.claim.cells(case.run.target)]
+    planned = [cell for cell in case.claim.cells(case.run.target) if case.wants(cell.id)]
+    cells = [(cell, _cell(case, cell, problem)) for cell in planned]
     yield from (verdict for _, verdict in cells)
-    yield _sentence(case, cells)
+    if cells:
+        yield _sentence(case, cells)
 
 
 def _cell(case: Case, cell: Cell, problem: str) -> Verdict:

@@ -50,6 +50,8 @@ class RunInfo(Frozen):
     seed: int
     stages: tuple[str, ...]
     """Stages asked for; fewer than all of them makes the bundle inadmissible."""
+    cell: str | None = None
+    """Glob over cell names that were measured; anything but null makes the bundle inadmissible."""
     command: tuple[str, ...]
     claim_sha256: str
     policy_sha256: str

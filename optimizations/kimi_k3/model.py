@@ -80,6 +80,8 @@ class Layer(nn.Module):
 class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
     """K3-style text decoder with hybrid KDA state and latent MLA cache."""
 
+    floor: Tensor
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         """Raises ValueError naming every unsupported setting."""
         super().__init__()
@@ -94,6 +96,8 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
             for index in range(dims.layers)
         )
         self.final_site = Site(dims)
+        floor = torch.tensor((dims.hidden * dims.eps) ** 0.5, dtype=torch.float32)
+        self.register_buffer("floor", floor, persistent=False)
         self.lm_head = ParallelLMHead(dims.vocab, dims.hidden, prefix=f"{start}lm_head")
         self.logits_processor = LogitsProcessor(dims.vocab)
         self.recorder = Recorder(
@@ -186,7 +190,7 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         return self._stock(inputs_embeds, steps)
 
     def _stock(self, embedded: Tensor, steps: dict[str, Any]) -> Tensor:
-        bank = Bank(self.dims, embedded)
+        bank = Bank(self.dims, embedded, self.floor)
         pending: Tensor | None = None
         for layer in self.layers:
             if pending is not None:

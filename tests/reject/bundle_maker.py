@@ -1,9 +1,9 @@
 """Makes honest result files, and takes them apart again for those who want to spoil them.
 
-`run_folder` writes records of a run that passes every rule: all stages, both arms, plausible times.
-`honest` packs and signs it. `explode`, `assemble`, `reseal` and `redecide` are the attacker's tools:
-each repairs one more layer (archive, manifest and statement, signatures, verdicts and report), so a
-test can show which check is the one that notices.
+`run_folder` writes records of a run that passes every rule: all stages, both arms, plausible
+times. `honest` packs and signs it. `explode`, `assemble`, `reseal` and `redecide` are the
+attacker's tools: each repairs one more layer (archive, manifest and statement, signatures, verdicts
+and report), so a test can show which check is the one that notices.
 """
 
 from __future__ import annotations
@@ -226,7 +226,9 @@ def eval_records(clock: Clock, arm: Arm) -> list[Record]:
     name = f"evals-{arm}"
 
     def body() -> list[Record]:
-        made: list[Record] = [path("evals", name, arm, "evals/recall/main", steps(clock, arm, 4, 90))]
+        made: list[Record] = [
+            path("evals", name, arm, "evals/recall/main", steps(clock, arm, 4, 90))
+        ]
         for repeat in ("main", "control") if arm == "base" else ("main",):
             for index in range(40):
                 tokens = tuple(range(index, index + 6))

@@ -59,8 +59,8 @@ FASTTRACK = {
     "report": "errors schema bundle report",
     "verify": f"errors schema rules bundle report verify {LEAVES}",
     "gate": "errors schema verify",
-    "pipeline": f"{ROOM} claim plan checkpoints folders isolation correctness evals perf rules bundle "
-    "report",
+    "pipeline": f"{ROOM} claim plan checkpoints folders isolation correctness evals perf rules "
+    "bundle report",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.

@@ -33,7 +33,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """All features in one arm, in one engine session.
 
     Facts of the base arm are kept beside the logs, so that the candidate can be compared with them
-    even when the run is resumed in between.
+    even when the run is resumed in between. Raises `RunError` RUN-003 when they are gone.
     """
     arm = spec["arm"]
     kept = setting.logs / "features-base-facts.json"
@@ -84,8 +84,13 @@ def _observe(
 
 
 def _load(path: Path) -> dict[str, Facts]:
+    """Base's facts. Without them the candidate would be compared with nothing: RUN-003."""
     try:
         facts: dict[str, Facts] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(
+            "RUN-003",
+            f"{path}, what the base arm showed, cannot be read: {error}",
+            next_step="repeat the command with --fresh",
+        ) from error
     return facts

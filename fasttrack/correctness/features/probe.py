@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrack.engine.base import Answer, Request, Sampling, Session
+from fasttrack.errors import RunError
 from fasttrack.schema import Check, PathRecord, Target
 
 TIE_NATS = 1e-3
@@ -38,9 +39,16 @@ class Probe:
         return self.ask_steps(requests)[0]
 
     def ask_steps(self, requests: Sequence[Request]) -> tuple[tuple[Answer, ...], Any]:
-        """Generate; answers and the engine's steps."""
+        """Generate; answers and the engine's steps.
+
+        Raises `RunError` ENG-006 when an answer is missing: a lost request is a lost feature.
+        """
         generation = self.session.generate(requests)
         self.paths.append(self.record(f"features/{self.feature}", generation))
+        if len(generation.answers) != len(requests):
+            raise RunError(
+                "ENG-006", f"{len(generation.answers)} answers to {len(requests)} requests"
+            )
         return generation.answers, generation.steps
 
     def prompt(self, length: int, salt: int = 0) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ A step of one layer is `kda` or `mla`, a sum over ranks, then `dense`, or `moe`;
 ranks `moe` is cut at its two exchanges into `moe_front`, `experts` and `moe_tail`. `final` ends
 the step. Activations come first, weights after, in the order of their packed tuple.
 
-Rows whose `live` is false are padding: what they compute is discarded, and the states they point
-at (slot 0, cache row 0) are written back as they were.
+A row that owns no state, padding for one, computes something that is discarded; what it points
+at (slot 0, cache row 0) is written back as it was.
 
 B rows, D hidden, N stored blocks, T context. `sites` int64 [3] = stored blocks at the attention
 site, at the MLP site, and 1 where the prefix restarts with this layer's attention output.
@@ -46,13 +46,13 @@ def kda(
     conv: Tensor,
     recurrent: Tensor,
     slots: Tensor,
-    live: Tensor,
+    owned: Tensor,
     *weights: Tensor,
 ) -> Tensor:
     """Attention half of a KDA layer: [B, D], this rank's share.
 
     prefix [B, D], bank [B, N, D]; conv [slots, T-1, C] and recurrent [slots, H, V, K] are updated
-    in place at slots int64 [B] where live bool [B].
+    in place at slots int64 [B] where owned bool [B].
     """
     w = KdaWeights(*weights)
     x = site(prefix, bank, sites[0], w.score, w.gain, c.eps)
@@ -61,7 +61,7 @@ def kda(
 
     history = conv[slots]
     convolved, shifted = kda_ops.convolve(qkv, history, w.taps)
-    conv.index_put_((slots,), torch.where(live[:, None, None], shifted, history))
+    conv.index_put_((slots,), torch.where(owned[:, None, None], shifted, history))
 
     q, k, v = convolved.unflatten(-1, (3, *heads)).unbind(1)
     q, k = kda_ops.unit(q) * c.kda_head_dim**-0.5, kda_ops.unit(k)
@@ -69,7 +69,7 @@ def kda(
     factors = kda_ops.decay(raw, w.decay_speed, w.decay_bias, c.gate_lower_bound)
     state = recurrent[slots]
     o, advanced = kda_ops.recur(state, q, k, v, factors, torch.sigmoid(beta))
-    recurrent.index_put_((slots,), torch.where(live[:, None, None, None], advanced, state))
+    recurrent.index_put_((slots,), torch.where(owned[:, None, None, None], advanced, state))
 
     normed = kda_ops.gated_norm(o, gate.unflatten(-1, heads), w.norm)
     return partial(normed.flatten(1), w.out_proj)
@@ -82,7 +82,7 @@ def mla(
     sites: Tensor,
     cache: Tensor,
     write: Tensor,
-    live: Tensor,
+    writable: Tensor,
     rows: Tensor,
     visible: Tensor,
     *weights: Tensor,
@@ -90,7 +90,7 @@ def mla(
     """Attention half of an MLA layer: [B, D], this rank's share.
 
     prefix [B, D], bank [B, N, D]; the new row goes to cache [rows, L + R] at write int64 [B]
-    where live bool [B]. Context of a request: cache rows `rows` int64 [B, T], the written one
+    where writable bool [B]. Context of a request: cache rows `rows` int64 [B, T], the written one
     included, that are visible bool [B, T]; entries that are not visible repeat one that is.
     """
     w = MlaWeights(*weights)
@@ -98,7 +98,7 @@ def mla(
     low, latent, key, gate = project(x, w.in_proj, mla_widths(c))
 
     new = torch.cat((rms_norm(latent, w.latent_norm, c.eps), key), dim=-1)
-    cache.index_put_((write,), torch.where(live[:, None], new, cache[write]))
+    cache.index_put_((write,), torch.where(writable[:, None], new, cache[write]))
 
     q = rms_norm(low, w.query_norm, c.eps) @ w.query_up
     query = mla_ops.absorb(q.unflatten(-1, (c.mla_heads, c.nope + c.rope)), w.key_up)

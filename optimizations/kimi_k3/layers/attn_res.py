@@ -18,23 +18,24 @@ class Bank:
     """Depth sources of every token of one step: finished blocks, then the running prefix.
 
     Finishing a block freezes the prefix where it lies and starts a new one in the next place, so
-    no source is ever copied, and the inverse norm of each is computed once.
+    no source is ever copied, and the length of each is computed once.
     """
 
-    def __init__(self, dims: Dims, embedded: Tensor) -> None:
-        """`embedded` [T, hidden] is the first prefix."""
+    def __init__(self, dims: Dims, embedded: Tensor, floor: Tensor) -> None:
+        """`embedded` [T, hidden] is the first prefix; `floor` is sqrt(hidden * eps), FP32."""
         places = dims.blocks + 1
         self.sources = embedded.new_empty(places, *embedded.shape)
-        self.inverse = embedded.new_empty(places, embedded.shape[0], dtype=torch.float32)
-        self.eps = dims.eps
+        self.lengths = embedded.new_empty(places, embedded.shape[0], dtype=torch.float32)
+        self.floor = floor
         self.depth = 0
         self.prefix = self.sources[0]
         self.prefix.copy_(embedded)
         self._measure()
 
     def _measure(self) -> None:
-        mean = self.prefix.float().square().mean(-1)
-        torch.rsqrt(mean.add_(self.eps), out=self.inverse[self.depth])
+        """sqrt(sum of squares + hidden * eps), which is sqrt(hidden) times the root mean square."""
+        length = torch.linalg.vector_norm(self.prefix, dim=-1, dtype=torch.float32)
+        torch.hypot(length, self.floor, out=self.lengths[self.depth])
 
     def add(self, delta: Tensor) -> None:
         """Add a sub-layer's output [T, hidden] to the prefix (rounded once to the bank's dtype)."""
@@ -49,14 +50,14 @@ class Bank:
         self._measure()
 
     def mix(self, gain: Tensor) -> Tensor:
-        """Softmax mixture [T, hidden] FP32 over blocks and prefix, scored with `gain` [hidden].
+        """Softmax mixture [T, hidden] FP32 over blocks and prefix; the raw sources are mixed.
 
-        score = <source, gain> / sqrt(mean(source^2) + eps); the raw sources are mixed.
+        score = <source, gain> / length, where `gain` [hidden] carries the factor sqrt(hidden).
         """
         if not self.depth:
             return self.prefix.float()
         sources = self.sources[: self.depth + 1].float()
-        scores = torch.matmul(sources, gain).mul_(self.inverse[: self.depth + 1])
+        scores = torch.matmul(sources, gain).div_(self.lengths[: self.depth + 1])
         return (torch.softmax(scores, 0).unsqueeze(-1) * sources).sum(0)
 
 
@@ -81,8 +82,8 @@ class Site(nn.Module):
         }
 
     def finish_loading(self) -> None:
-        """Form the product of the two scoring gains, and the norm's gain, in FP32."""
-        self.gain = self.res_norm.float() * self.res_proj.float()[0]
+        """Form the product of the two scoring gains and sqrt(hidden), and the norm's gain: FP32."""
+        self.gain = self.res_norm.float() * self.res_proj.float()[0] * self.norm.numel() ** 0.5
         self.norm_gain = self.norm.float()
 
     def forward(self, bank: Bank, round_first: bool = False) -> Tensor:

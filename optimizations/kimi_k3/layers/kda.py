@@ -193,10 +193,11 @@ class KDA(nn.Module, MambaBase):
     def _decode(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
         """One token per decode row, each updating its live slot."""
         convs, states = self.kv_cache
-        state = states[step.live]
-        out, history = self._advance(convs[step.live], state, qkv, decay, beta)
-        convs[step.live] = history
-        states[step.live] = state
+        state = states.index_select(0, step.live)
+        history = convs.index_select(0, step.live)
+        out, history = self._advance(history, state, qkv, decay, beta)
+        convs.index_copy_(0, step.live, history)
+        states.index_copy_(0, step.live, state)
         return out
 
     def _verify(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
@@ -221,22 +222,22 @@ class KDA(nn.Module, MambaBase):
         assert layout is not None
         convs, states = self.kv_cache
         slots = step.prefill_slots[layout.order]
-        history, state = convs[slots], states[slots]
+        history, state = convs.index_select(0, slots), states.index_select(0, slots)
         # A slot of a new request holds what its last owner left, which may be anything.
         history.masked_fill_(layout.fresh.view(-1, 1, 1), 0.0)
         state.masked_fill_(layout.fresh.view(-1, 1, 1, 1), 0.0)
 
         back = self.dims.conv - 1
         line = qkv.new_empty(len(qkv) + len(layout.history), qkv.shape[1])
-        line[layout.taps] = qkv
-        line[layout.history] = history.flatten(0, 1)
-        convs[slots] = line[layout.tail].view_as(history)
+        line.index_copy_(0, layout.taps, qkv)
+        line.index_copy_(0, layout.history, history.flatten(0, 1))
+        convs.index_copy_(0, slots, line.index_select(0, layout.tail).view_as(history))
         reach = len(line) - back
         convolved = line[:reach] * self.taps[0]
         for tap in range(1, back + 1):
             convolved.addcmul_(line[tap : tap + reach], self.taps[tap])
-        q, k, v = self._activate(convolved[layout.taps - back])
+        q, k, v = self._activate(convolved.index_select(0, layout.taps - back))
 
         out, state = chunk_scan(q, k, v, decay, beta, state, layout)
-        states[slots] = state
+        states.index_copy_(0, slots, state)
         return out

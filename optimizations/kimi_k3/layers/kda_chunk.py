@@ -67,13 +67,13 @@ def chunk_scan(
     before, state = _scan(state, step, gain, layout)
     query = torch.addcmul(-torch.matmul(read, weight), grown, q)
     out = torch.matmul(query, before.transpose(-1, -2)).add_(torch.matmul(read, fresh))
-    return out.transpose(1, 2).flatten(0, 1)[layout.place], state
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, layout.place), state
 
 
 def _padded(tokens: Tensor, layout: ChunkLayout) -> Tensor:
     """[T, H, D] tokens to [N, H, 16, D] chunks, zero where a chunk has no token."""
     chunks = tokens.new_zeros(layout.chunks * CHUNK, *tokens.shape[1:])
-    chunks[layout.place] = tokens
+    chunks.index_copy_(0, layout.place, tokens)
     return chunks.view(layout.chunks, CHUNK, *tokens.shape[1:]).transpose(1, 2).contiguous()
 
 

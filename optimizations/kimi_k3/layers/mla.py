@@ -132,7 +132,8 @@ class MLA(nn.Module, AttentionLayerBase):
         dims = self.dims
         latent = rms_norm(row[:, : dims.kv_lora], self.kv_norm, dims.eps)
         cache = self.pages.view(-1, dims.mla_row)
-        cache[step.slot_mapping] = torch.cat([latent, row[:, dims.kv_lora :]], dim=-1)
+        written = torch.cat([latent, row[:, dims.kv_lora :]], dim=-1)
+        cache.index_copy_(0, step.slot_mapping, written)
 
         nope, shared = q.split([dims.nope, dims.rope], dim=-1)
         absorbed = torch.bmm(nope.transpose(0, 1), self.w_uk).transpose(0, 1)
@@ -143,10 +144,11 @@ class MLA(nn.Module, AttentionLayerBase):
             mixed = query.new_empty(len(query), self.heads, dims.kv_lora)
             for tile in step.tiles:
                 assert tile.queries is not None
-                part, places = self._tile(query[tile.queries], cache, tile), tile.queries
+                places = tile.queries
+                part = self._tile(query.index_select(0, places), cache, tile)
                 if tile.keep is not None:
                     part, places = part[tile.keep], places[tile.keep]
-                mixed[places] = part
+                mixed.index_copy_(0, places, part)
         return torch.bmm(mixed.transpose(0, 1), self.w_uv).transpose(0, 1).flatten(1)
 
     def _tile(self, query: Tensor, cache: Tensor, tile: AttentionTile) -> Tensor:
@@ -154,7 +156,7 @@ class MLA(nn.Module, AttentionLayerBase):
 
         Heads share the keys, so the heads of all queries of a piece are one side of one GEMM.
         """
-        keys = cache[tile.keys]
+        keys = cache.index_select(0, tile.keys.view(-1)).view(*tile.keys.shape, -1)
         flat = query.view(tile.pieces, -1, query.shape[-1])
         scores = torch.bmm(flat, keys.transpose(1, 2)).float().mul_(self.scale)
         if tile.bias is not None:

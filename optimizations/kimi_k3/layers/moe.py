@@ -99,11 +99,10 @@ class LatentMoE(nn.Module):
         pairs = chosen.flatten()
         order = torch.argsort(pairs)
         ends = torch.bincount(pairs, minlength=self.dims.experts).cumsum(0).to(torch.int32)
-        rows = z[order.div(self.dims.top_k, rounding_mode="floor")]
+        rows = z.index_select(0, order.div(self.dims.top_k, rounding_mode="floor"))
         inner = self.act(nn.functional.grouped_mm(rows, self.w13.transpose(1, 2), offs=ends))
         grouped = nn.functional.grouped_mm(inner, self.w2, offs=ends)
-        out = torch.empty_like(grouped)
-        out[order] = grouped
+        out = torch.empty_like(grouped).index_copy_(0, order, grouped)
         scaled = out.view(*chosen.shape, -1).float().mul_(weights.unsqueeze(-1))
         return scaled.sum(1).to(z.dtype)
 

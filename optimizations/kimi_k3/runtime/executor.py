@@ -47,6 +47,8 @@ class _Layer:
     """Units of the MLP half."""
     opens: int | None
     """AttnRes block stored before this layer."""
+    ordinal: int
+    """Number of this layer among the layers of its kind."""
     sites: Tensor
     """int64 [3], see `kernels.units`."""
     attention_weights: tuple[Tensor, ...]
@@ -119,6 +121,7 @@ class Executor:
             attention="kda" if is_kda else "mla",
             mlp=mlp,
             opens=opens,
+            ordinal=self.dims.layer_kinds[:layer].count(self.dims.layer_kinds[layer]),
             sites=torch.tensor(counts, dtype=torch.int64),
             attention_weights=kda.pack(get, c) if is_kda else mla.pack(get, c),
             mlp_weights=mlp_weights,
@@ -171,8 +174,9 @@ class Executor:
 
     def _recipes(self, single: bool) -> list[Recipe]:
         """What to compile, in the order of `_Form`; only the layout of the arguments matters."""
-        c, row = self._constants, torch.zeros(1, dtype=torch.int64)
-        plan = Rows(row, row, row > 0, row[:, None], row[:, None] > 0)
+        c, one = self._constants, torch.zeros(1, dtype=torch.int64)
+        step = DecodeStep(slots=one, block_table=one[:, None], slot_mapping=one, seq_lens=one + 1, max_seq_len=1)
+        plan = rows(step, len(self.dims.kda_layers), 1, self._page)
         prefix, bank = self._prefix[:1], self._bank[:1]
         gathered, inner = torch.empty(1, c.experts + c.latent), torch.empty(1, c.shared_inter)
         summed = torch.empty(1, c.latent + c.hidden)
@@ -194,9 +198,9 @@ class Executor:
         layer = self._layers[number]
         inputs = [prefix, bank, layer.sites, *self._caches[number]]
         if layer.attention == "kda":
-            inputs += [plan.slots, plan.live]
+            inputs += [plan.slots[layer.ordinal], plan.owned[layer.ordinal]]
         else:
-            inputs += [plan.write, plan.live, plan.context, plan.visible]
+            inputs += [plan.write, plan.writable, plan.context, plan.visible]
         inputs += layer.attention_weights
         return inputs
 
@@ -216,7 +220,7 @@ class Executor:
                 f"got {list(hidden.shape)} of {hidden.dtype}"
             )
         prepared = self.batches[bisect_left(self.batches, batch)]
-        form, plan = self._forms[prepared == 1], rows(step, prepared, self._page)
+        form, plan = self._forms[prepared == 1], rows(step, len(self.dims.kda_layers), prepared, self._page)
         prefix, bank = self._prefix[:prepared], self._bank[:prepared]
         prefix[:batch].copy_(hidden)
         for number, layer in enumerate(self._layers):
@@ -227,6 +231,11 @@ class Executor:
             self._mlp(layer, form.mlp[number], prefix, bank, delta)
         (output,) = form.final([prefix, bank, *self._final])
         return output[:batch]
+
+    def poison(self) -> None:
+        """Fill the step buffers with NaN, so that a read of an earlier step's rows would show."""
+        self._prefix.fill_(float("nan"))
+        self._bank.fill_(float("nan"))
 
     def _mlp(
         self, layer: _Layer, kernels: list[Kernel], prefix: Tensor, bank: Tensor, delta: Tensor

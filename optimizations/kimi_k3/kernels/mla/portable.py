@@ -17,7 +17,7 @@ from torch import Tensor
 def absorb(q: Tensor, key_up: Tensor) -> Tensor:
     """Queries [B, H, nope + R], key_up [H, nope, L] -> queries on cache rows [B, H, L + R]."""
     nope = key_up.shape[1]
-    latent = (q[:, :, :nope, None] * key_up).sum(2)
+    latent = torch.bmm(q[:, :, :nope].transpose(0, 1), key_up).transpose(0, 1)
     return torch.cat((latent, q[:, :, nope:]), dim=-1)
 
 
@@ -33,5 +33,5 @@ def attend(query: Tensor, rows: Tensor, visible: Tensor, latent: int, scale: flo
 
 def values(o: Tensor, value_up: Tensor, gate: Tensor) -> Tensor:
     """o [B, H, L], value_up [H, L, V], gate [B, H*V] -> gated heads [B, H*V]."""
-    heads = (o[:, :, :, None] * value_up).sum(2)
+    heads = torch.bmm(o.transpose(0, 1), value_up).transpose(0, 1)
     return heads.flatten(1) * torch.sigmoid(gate)

@@ -1,0 +1,144 @@
+"""What the kernel cases share: the model they cut layers from, inputs, the compiled units.
+
+Owns: dimensions and generated weights, poison, the engine's cache layout, calling a unit as the
+executor does. Read by: the cases, tests.
+
+The model is k3-nano cut to five layers that hold every kind once: a dense and a MoE layer behind
+KDA, MLA layers, three AttnRes blocks as in k3-nano, so that the compiled units are k3-nano's own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kimi_k3 import checkpoint
+from kimi_k3.dims import Dims
+from kimi_k3.kernels import compiler
+from kimi_k3.kernels.common import Constants, Get
+from kimi_k3.kernels.compiler import Kernel, Recipe
+from kimi_k3.presets import NANO
+from kimi_k3.reference import attn_res
+from kimi_k3.reference.weights import MODEL, layer_prefix
+
+Tensors = dict[str, Tensor]
+Regime = Mapping[str, int]
+
+BATCHES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+
+NAN = float("nan")
+
+
+def _config() -> dict[str, Any]:
+    config = copy.deepcopy(NANO) | {"num_hidden_layers": 5, "attn_res_block_size": 2}
+    config["linear_attn_config"] |= {"kda_layers": [1, 2, 3], "full_attn_layers": [4, 5]}
+    return config
+
+
+DIMS = Dims.from_config(_config())
+DENSE, KDA, MLA = 0, 2, 3
+"""A layer of each kind; both of the latter have a MoE."""
+
+PAGE = 128
+"""Rows per MLA cache page. Engines round a KDA slot up to the bytes of one such page."""
+
+
+@lru_cache(maxsize=4)
+def weights(seed: int) -> Mapping[str, Tensor]:
+    """The checkpoint of the cut model, FP32, by full names."""
+    made = checkpoint.weights(DIMS, seed)
+    return {name: torch.from_numpy(array) for name, array in made.items()}
+
+
+def layer_weights(seed: int, layer: int, parts: Sequence[str]) -> Tensors:
+    """Weights of `layer` whose names start with one of `parts`, without the layer's prefix."""
+    start = layer_prefix(layer)
+    return {
+        name.removeprefix(start): tensor
+        for name, tensor in weights(seed).items()
+        if name.startswith(tuple(start + part for part in parts))
+    }
+
+
+def model_weights(seed: int) -> Tensors:
+    """Weights of the final mix site, without `language_model.model.`."""
+    names = ("output_attn_res_norm.weight", "output_attn_res_proj.weight", "norm.weight")
+    return {name: weights(seed)[MODEL + name] for name in names}
+
+
+def generator(seed: int, regime: Regime) -> torch.Generator:
+    """A stream of its own for every cell."""
+    mixed = seed
+    for value in regime.values():
+        mixed = mixed * 1009 + value + 1
+    return torch.Generator().manual_seed(mixed)
+
+
+def depth(random: torch.Generator, regime: Regime) -> Tensors:
+    """Prefix [B, D], bank [B, N, D] with NaN in blocks not yet stored, `sources` int64 []."""
+    batch, sources = regime["batch"], regime["sources"]
+    bank = torch.randn(batch, DIMS.blocks, DIMS.hidden, generator=random)
+    bank[:, sources:] = NAN
+    prefix = torch.randn(batch, DIMS.hidden, generator=random)
+    return {"prefix": prefix, "bank": bank, "sources": torch.tensor(sources)}
+
+
+def site(inputs: Tensors, prefix: Tensor, name: str, norm: str) -> Tensor:
+    """The reference's mix site on the prefix and the stored blocks."""
+    stored = [inputs["bank"][:, n] for n in range(int(inputs["sources"]))]
+    score = inputs[f"{name}_norm.weight"], inputs[f"{name}_proj.weight"]
+    gain = inputs[f"{norm}.weight"]
+    return attn_res.site(prefix, None, stored, False, *score, gain, DIMS.eps).output
+
+
+def doubled(inputs: Tensors) -> Tensors:
+    """The same operands in FP64."""
+    return {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
+
+
+def getter(inputs: Mapping[str, Tensor]) -> Get:
+    """Weights by name, for the packers."""
+    return inputs.__getitem__
+
+
+def constants() -> Constants:
+    """Those of a single rank."""
+    return Constants.of(DIMS, 1)
+
+
+@lru_cache(maxsize=64)
+def _kernel(recipe: Recipe) -> Kernel:
+    return compiler.load([recipe])[0]
+
+
+def call(unit: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Run a compiled unit: the package the executor loads for these arguments."""
+    single = tensors[0].shape[0] == 1
+    return _kernel(Recipe.of(unit, constants(), single, tensors))(list(tensors))
+
+
+def padded(tensor: Tensor, rows: int) -> Tensor:
+    """`tensor` with NaN rows appended up to `rows`."""
+    full = tensor.new_full((rows, *tensor.shape[1:]), NAN)
+    full[: tensor.shape[0]] = tensor
+    return full
+
+
+def paged(state: Tensor) -> Tensor:
+    """A copy of `state` [slots, ...] with each slot in a page of its own, as engines lay it out."""
+    slots, *shape = state.shape
+    storage = state.new_zeros(slots, PAGE * DIMS.mla_row)
+    copied = storage[:, : state[0].numel()].unflatten(1, shape)
+    return copied.copy_(state)
+
+
+def without(state: Tensor, rows: Tensor) -> Tensor:
+    """Rows of `state` that are not among `rows`, each flattened."""
+    others = torch.ones(state.shape[0], dtype=torch.bool)
+    others[rows] = False
+    return state[others].flatten(1)

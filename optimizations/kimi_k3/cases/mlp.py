@@ -1,0 +1,108 @@
+"""Cases `moe` and `dense`: MLP half of a layer, from the attention's output to the next prefix.
+
+Owns: inputs, truth, stock arithmetic and candidates of the units `moe` and `dense`. Read by: the
+harness.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kimi_k3.cases import common
+from kimi_k3.cases.common import DIMS, Regime, Tensors
+from kimi_k3.kernels.moe import prepared
+from kimi_k3.reference import moe
+from kimi_k3.reference.basic import mlp
+from kimi_k3.reference.weights import Scope, Weights
+
+_SITE = ("mlp_res", "post_attention_layernorm")
+
+
+class _MlpCase:
+    """Prefix takes the attention's output, mix site, MLP, prefix takes the MLP's output."""
+
+    outputs = {"y": ("row", "column")}  # noqa: RUF012 - part of the protocol, never changed
+    op: str
+    layer: int
+    module: str
+
+    def regimes(self) -> list[Regime]:
+        """Every batch size; a layer that restarts the prefix; all depths; padding."""
+        fixed = {"sources": 2, "restart": 0, "padding": 0}
+        plain = [{"batch": batch} | fixed for batch in common.BATCHES]
+        deep = [{"batch": 3} | fixed | {"sources": n, "restart": 1} for n in (1, 3)]
+        return [*plain, *deep, {"batch": 3} | fixed | {"padding": 5}]
+
+    def inputs(self, regime: Regime, seed: int) -> Tensors:
+        """Prefix and attention output; blocks not yet stored hold NaN."""
+        random = common.generator(seed, regime)
+        return {
+            **common.layer_weights(seed, self.layer, (self.module, *_SITE)),
+            **common.depth(random, regime),
+            "delta": torch.randn(regime["batch"], DIMS.hidden, generator=random),
+            "restart": torch.tensor(regime["restart"]),
+            "padding": torch.tensor(regime["padding"]),
+        }
+
+    def reference(self, inputs: Tensors) -> Tensors:
+        """FP64."""
+        return self._plain(common.doubled(inputs))
+
+    def stock(self, inputs: Tensors) -> Tensors:
+        """The same formulas, eager FP32."""
+        return self._plain(inputs)
+
+    def _plain(self, inputs: Tensors) -> Tensors:
+        prefix = inputs["delta"] + (0.0 if inputs["restart"] else inputs["prefix"])
+        x = common.site(inputs, prefix, *_SITE)
+        return {"y": prefix + self._module(Scope(inputs, f"{self.module}."), x)}
+
+    def candidate(self, inputs: Tensors) -> Tensors:
+        """The compiled unit, with NaN rows as padding where the regime has some."""
+        batch = inputs["prefix"].shape[0]
+        rows = batch + int(inputs["padding"])
+        sources = inputs["sources"]
+        prefix, delta = (common.padded(inputs[name], rows) for name in ("prefix", "delta"))
+        tensors = [
+            prefix,
+            common.padded(inputs["bank"], rows),
+            torch.stack([sources, sources, inputs["restart"]]),
+            delta,
+            *self._packed(inputs),
+        ]
+        for share in common.call(self.op, tensors):
+            # Only a unit that leaves its result to an exchange of ranks returns it.
+            if share is not None:
+                prefix.add_(share)
+        return {"y": prefix[:batch]}
+
+    def _module(self, own: Weights, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _packed(self, inputs: Tensors) -> tuple[Tensor, ...]:
+        raise NotImplementedError
+
+
+class MoeCase(_MlpCase):
+    """A latent MoE on a single rank."""
+
+    op, layer, module = "moe", common.KDA, "block_sparse_moe"
+
+    def _module(self, own: Weights, x: Tensor) -> Tensor:
+        return moe.forward(own, DIMS, x)
+
+    def _packed(self, inputs: Tensors) -> tuple[Tensor, ...]:
+        return sum(prepared.pack(common.getter(inputs), common.constants(), 0), ())
+
+
+class DenseCase(_MlpCase):
+    """A plain SiTU MLP."""
+
+    op, layer, module = "dense", common.DENSE, "mlp"
+
+    def _module(self, own: Weights, x: Tensor) -> Tensor:
+        return mlp(own, DIMS, x)
+
+    def _packed(self, inputs: Tensors) -> tuple[Tensor, ...]:
+        return prepared.pack_dense(common.getter(inputs), common.constants())

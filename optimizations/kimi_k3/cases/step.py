@@ -1,0 +1,158 @@
+"""Cases `final` and `step`: the last mix site, and whole decode steps through the executor.
+
+Owns: inputs, truth, stock arithmetic and candidates. Read by: the harness.
+
+AttnRes amplifies differences from layer to layer, so `step` says that the units are joined
+correctly; how exact each is, their own cases say.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kimi_k3.cases import common
+from kimi_k3.cases.common import DIMS, Regime, Tensors
+from kimi_k3.cases.mla import cache, decode_step, gathered, requests
+from kimi_k3.kernels.attn_res import prepared
+from kimi_k3.reference import decoder, kda, mla
+from kimi_k3.reference.weights import Weights
+from kimi_k3.runtime.collective import SingleRank
+from kimi_k3.runtime.executor import Executor
+
+_PREFIX = "language_model."
+
+
+class FinalCase:
+    """The mix of every stored block and the prefix, normalised."""
+
+    op = "final"
+    outputs = {"y": ("row", "column")}  # noqa: RUF012 - part of the protocol, never changed
+
+    def regimes(self) -> list[Regime]:
+        """Every batch size."""
+        return [{"batch": batch, "sources": DIMS.blocks} for batch in common.BATCHES]
+
+    def inputs(self, regime: Regime, seed: int) -> Tensors:
+        """A full bank."""
+        random = common.generator(seed, regime)
+        return {**common.model_weights(seed), **common.depth(random, regime)}
+
+    def reference(self, inputs: Tensors) -> Tensors:
+        """FP64."""
+        return self.stock(common.doubled(inputs))
+
+    def stock(self, inputs: Tensors) -> Tensors:
+        """Eager, in the dtype of the inputs."""
+        return {"y": common.site(inputs, inputs["prefix"], "output_attn_res", "norm")}
+
+    def candidate(self, inputs: Tensors) -> Tensors:
+        """The compiled unit."""
+        weights = prepared.pack(common.getter(inputs), "output_attn_res", "norm")
+        (y,) = common.call("final", [inputs["prefix"], inputs["bank"], *weights])
+        return {"y": y}
+
+
+class StepCase:
+    """One decode step of a five-layer model, all caches included."""
+
+    op = "step"
+    outputs = {  # noqa: RUF012 - part of the protocol, never changed
+        "y": ("row", "column"),
+        "conv": ("layer", "row", "tap", "channel"),
+        "state": ("layer", "row", "head", "value", "key"),
+        "cache": ("layer", "row", "element"),
+        "untouched": ("element",),
+    }
+
+    def regimes(self) -> list[Regime]:
+        """A few batch sizes, short and over several pages; `prepared` rows, padding included."""
+        return [
+            {"batch": 1, "context": 40, "prepared": 1},
+            {"batch": 2, "context": 40, "prepared": 2},
+            {"batch": 5, "context": 300, "prepared": 5},
+            {"batch": 3, "context": 40, "prepared": 8},
+            {"batch": 33, "context": 140, "prepared": 33},
+        ]
+
+    def inputs(self, regime: Regime, seed: int) -> Tensors:
+        """Caches of every layer, slots of every KDA layer; NaN wherever no request owns a row."""
+        random = common.generator(seed, regime)
+        batch = regime["batch"]
+        made = requests(random, batch, regime["context"])
+        total = 2 * batch + 3
+        for layer in DIMS.mla_layers:
+            made[f"cache.{layer}"] = cache(random, made)
+        slots = []
+        for layer in DIMS.kda_layers:
+            slots.append(torch.randperm(total - 1, generator=random)[:batch] + 1)
+            shapes = {"conv": DIMS.conv_state_shape(), "recurrent": DIMS.recurrent_state_shape()}
+            for name, shape in shapes.items():
+                state = torch.full((total, *shape), common.NAN)
+                state[slots[-1]] = torch.randn(batch, *shape, generator=random)
+                made[f"{name}.{layer}"] = state
+        return {
+            **common.weights(seed),
+            **made,
+            "slots": torch.stack(slots),
+            "hidden": torch.randn(batch, DIMS.hidden, generator=random),
+            "prepared": torch.tensor(regime["prepared"]),
+        }
+
+    def reference(self, inputs: Tensors) -> Tensors:
+        """FP64."""
+        return self.stock(common.doubled(inputs))
+
+    def stock(self, inputs: Tensors) -> Tensors:
+        """Layer by layer, eager, in the dtype of the inputs."""
+        slots = dict(zip(DIMS.kda_layers, inputs["slots"], strict=True))
+
+        def attention(layer: int, own: Weights, x: Tensor) -> Tensor:
+            if layer in slots:
+                at = slots[layer]
+                conv, recurrent = inputs[f"conv.{layer}"], inputs[f"recurrent.{layer}"]
+                y, conv[at], recurrent[at] = kda.step(own, DIMS, x, conv[at], recurrent[at])
+                return y
+            pages = inputs[f"cache.{layer}"]
+            past = gathered(inputs, pages)
+            y, rows = mla.step(own, DIMS, x, past, inputs["lengths"] - 1)
+            pages.flatten(0, 1)[inputs["mapping"]] = rows
+            return y
+
+        return _outputs(decoder.layers(inputs, DIMS, inputs["hidden"], attention), inputs)
+
+    def candidate(self, inputs: Tensors) -> Tensors:
+        """The executor; the buffers it pads with hold NaN."""
+        own = {n.removeprefix(_PREFIX): t for n, t in inputs.items() if n.startswith(_PREFIX)}
+        prepared_rows = int(inputs["prepared"])
+        executor = Executor(DIMS, own, SingleRank(), [prepared_rows])
+        caches: dict[int, tuple[Tensor, Tensor] | Tensor] = {}
+        for layer in DIMS.kda_layers:
+            states = [common.paged(inputs[f"{name}.{layer}"]) for name in ("conv", "recurrent")]
+            inputs[f"conv.{layer}"], inputs[f"recurrent.{layer}"] = states
+            caches[layer] = (states[0], states[1])
+        for layer in DIMS.mla_layers:
+            caches[layer] = inputs[f"cache.{layer}"]
+        executor.bind(caches)
+        executor.prepare()
+        executor.poison()
+        y = executor.run(inputs["hidden"], decode_step(inputs, inputs["slots"]))
+        return _outputs(y, inputs)
+
+
+def _outputs(y: Tensor, inputs: Tensors) -> Tensors:
+    slots = inputs["slots"]
+    conv = [inputs[f"conv.{layer}"] for layer in DIMS.kda_layers]
+    state = [inputs[f"recurrent.{layer}"] for layer in DIMS.kda_layers]
+    caches = [inputs[f"cache.{layer}"].flatten(0, 1) for layer in DIMS.mla_layers]
+    untouched = [
+        common.without(one, at) for held in (conv, state) for one, at in zip(held, slots, strict=True)
+    ]
+    untouched += [common.without(one, inputs["mapping"]) for one in caches]
+    return {
+        "y": y,
+        "conv": torch.stack([one[at] for one, at in zip(conv, slots, strict=True)]),
+        "state": torch.stack([one[at] for one, at in zip(state, slots, strict=True)]),
+        "cache": torch.stack([one[inputs["mapping"]] for one in caches]),
+        "untouched": torch.cat([one.flatten() for one in untouched]).float(),
+    }

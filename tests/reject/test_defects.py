@@ -1,0 +1,71 @@
+"""Protects trust in a result file: each known way of spoiling one is refused, by its own code.
+
+The honest file must pass, so that no check rejects by refusing everything. Codes whose subject is
+the reader's own list of signers (VER-040..043), a broken rule (VER-073) or the option's file are
+tested where those are: `tests/unit/verify`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from bundle_maker import explode, write_key
+from defects import DEFECTS, Defect, Lab
+
+from fasttrack.errors import EXIT_REJECTED, VerificationFailed
+from fasttrack.verify.codes import CODES
+from fasttrack.verify.steps import verify
+
+ELSEWHERE = {"VER-040", "VER-041", "VER-042", "VER-043", "VER-073"}
+
+
+@pytest.fixture(scope="session")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key of somebody else."""
+    return write_key(tmp_path_factory.mktemp("keys") / "foreign")
+
+
+def test_the_honest_file_passes(honest: Path) -> None:
+    found = verify(honest)
+    assert found.outcome.state == "PASS"
+    assert [step.number for step in found.steps] == list(range(1, 13))
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.make.__name__)
+def test_defect_is_refused_with_its_code(
+    defect: Defect, honest: Path, key: Path, foreign: Path, tmp_path: Path
+) -> None:
+    lab = Lab(explode(honest), honest.read_bytes(), key, foreign, tmp_path)
+    spoilt = defect.make(lab)
+    assert spoilt.read_bytes() != lab.raw
+    with pytest.raises(VerificationFailed) as caught:
+        verify(spoilt)
+    assert caught.value.code == defect.code, caught.value.cause
+    assert caught.value.exit_status == EXIT_REJECTED
+    assert caught.value.cell
+    if defect.member is not None:
+        assert caught.value.cell == defect.member
+
+
+def test_every_code_has_a_defect_and_every_defect_a_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counted = Counter(defect.code for defect in DEFECTS)
+    assert set(counted) | ELSEWHERE == set(CODES)
+    assert len({defect.make.__name__ for defect in DEFECTS}) == len(DEFECTS)
+    with capsys.disabled():
+        print(f" {len(DEFECTS)} defects, {len(counted)} reject codes ", end="")
+
+
+def test_every_code_in_the_source_is_in_the_table(repo: Path) -> None:
+    sources = [*(repo / "fasttrack/bundle").glob("*.py"), *(repo / "fasttrack/verify").glob("*.py")]
+    used = {
+        code
+        for path in sources
+        if path.name != "codes.py"
+        for code in re.findall(r'"(VER-\d{3})"', path.read_text())
+    }
+    assert used == set(CODES)
