@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,10 +47,13 @@ def ensure(checkpoint: Checkpoint, cache: Path, logs: Path) -> tuple[Path, str]:
 
 
 def _build(checkpoint: Checkpoint, folder: Path, logs: Path) -> None:
+    """Build aside and rename, so that a build cut short is never taken for a checkpoint."""
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
     command = [
-        part.replace("{python}", sys.executable).replace("{out}", str(folder))
+        part.replace("{python}", sys.executable).replace("{out}", str(unfinished))
         for part in checkpoint.build
     ]
+    shutil.rmtree(unfinished, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"build-{checkpoint.name}.log"
@@ -59,12 +64,16 @@ def _build(checkpoint: Checkpoint, folder: Path, logs: Path) -> None:
             ).returncode
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentUnmet(
-            "ENV-003", f"building {checkpoint.name}: {error}", next_step=" ".join(command)
+            "ENV-003",
+            f"building {checkpoint.name}: {error}",
+            next_step=shlex.join(command),
+            cell=checkpoint.name,
         ) from error
-    if status or not folder.is_dir():
+    if status or not unfinished.is_dir():
         raise EnvironmentUnmet(
             "ENV-003",
             f"building {checkpoint.name} ended with status {status}; see {log}",
-            next_step=" ".join(command),
+            next_step=shlex.join(command),
             cell=checkpoint.name,
         )
+    unfinished.rename(folder)

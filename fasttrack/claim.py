@@ -39,7 +39,8 @@ def load(folder: Path) -> Frozen:
     """
     path = folder if folder.is_file() else folder / FILE
     try:
-        source = path.read_bytes()
+        with path.open("rb") as file:
+            source = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(
             "CLM-001",
@@ -48,11 +49,7 @@ def load(folder: Path) -> Frozen:
         ) from error
     if len(source) > MAX_BYTES:
         raise UsageError("CLM-002", f"{path} is larger than {MAX_BYTES} bytes")
-    try:
-        data = tomllib.loads(source.decode("utf-8"))
-    except ValueError as error:
-        raise UsageError("CLM-002", f"{path}: {error}", next_step=f"edit {path}") from error
-    return Frozen(claim=parse(data, str(path)), source=source, folder=path.parent)
+    return Frozen(claim=parse(_toml(source, path), str(path)), source=source, folder=path.parent)
 
 
 def parse(data: dict[str, Any], where: str) -> Claim:
@@ -65,25 +62,37 @@ def load_policy(path: Path | None) -> Policy:
     if path is None:
         return Policy()
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = path.read_bytes()
     except OSError as error:
-        raise UsageError("CLM-001", f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError("CLM-002", f"{path}: {error}") from error
-    return _validated(Policy, data, str(path))
+        raise UsageError(
+            "CLM-001",
+            f"cannot read {path}: {error.strerror}",
+            next_step="pass a policy file, or leave --policy out for the built-in policy",
+        ) from error
+    return _validated(Policy, _toml(source, path), str(path))
+
+
+def _toml(source: bytes, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(source.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError("CLM-002", f"{path}: {error}", next_step=f"edit {path}") from error
 
 
 def _validated(model: type[Model], data: dict[str, Any], where: str) -> Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = [_sentence(item) for item in error.errors()]
-        code = "CLM-003"
-        if all("impossible grid" in problem for problem in problems):
-            code = "CLM-005"
-        raise UsageError(
-            code, f"{where}: " + "; ".join(problems), next_step=f"edit {where}"
-        ) from error
+        found = error.errors()
+        problems = "; ".join(_sentence(item) for item in found)
+        code = "CLM-005" if all(_impossible(item) for item in found) else "CLM-003"
+        raise UsageError(code, f"{where}: {problems}", next_step=f"edit {where}") from error
+
+
+def _impossible(item: Any) -> bool:
+    """Whether a problem is that of a grid which is well written and cannot be run."""
+    axis = "grid" in item["loc"] and item["type"] in ("too_short", "greater_than", "value_error")
+    return axis or "impossible grid" in item["msg"]
 
 
 def _sentence(item: Any) -> str:

@@ -131,18 +131,14 @@ EXPLANATIONS: dict[str, Explanation] = {
     ),
     "CLM-005": Explanation(
         "The grid cannot be run: a cell needs more tokens than the target's context, a batch "
-        "is larger than the engine admits, or the grid is empty.",
+        "is larger than the engine admits, or an axis is empty, repeats a value or has one below "
+        "1.",
         "Shrink the axis named in the message or raise the target's `max_model_len`.",
     ),
     "CLM-006": Explanation(
         "The engine does not know the declared switch, or ignores it: with the candidate's value "
         "set it did not report that value back, so both arms would run the same code.",
         "Check [switch] in claim.toml and that the plugin is installed and listed in [plugin].",
-    ),
-    "CLM-007": Explanation(
-        "The claim changed since this run folder was begun. A claim is frozen before anything is "
-        "measured, so old records cannot support a new claim.",
-        "Start a new run (`--fresh`), or restore the claim.",
     ),
     "ENV-001": Explanation(
         "A Python package that this command needs is not installed.",

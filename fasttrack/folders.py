@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+OWN_FOLDERS = frozenset({"runs", "submissions", ".fasttrack"})
+"""What a run writes where it is started: in the optimization's folder if that is `.`."""
 IGNORED_PARTS = frozenset(
     {"__pycache__", ".git", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".cache", "build"}
 )
@@ -17,6 +19,7 @@ def source_files(folder: Path) -> tuple[Path, ...]:
             path
             for path in folder.rglob("*")
             if path.is_file()
+            and path.relative_to(folder).parts[0] not in OWN_FOLDERS
             and not IGNORED_PARTS & set(path.relative_to(folder).parts)
             and not any(part.endswith(".egg-info") for part in path.relative_to(folder).parts)
         )

@@ -7,8 +7,8 @@ folder; a changed source, or a finished run, begins a new one. Owns no measureme
 
 from __future__ import annotations
 
-import shlex
 import importlib.util
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -131,6 +131,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             engine=engine,
             checkpoint=weights,
             checkpoint_sha256=weights_sha256,
+            source_sha256=lambda: folders.digest(frozen.folder.resolve()),
             logs=folder / "logs",
             folder=frozen.folder,
             seed=options.seed,

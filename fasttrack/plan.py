@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrack.errors import UsageError
-from fasttrack.schema import STAGES, Arm, Cell, Claim, Tier
+from fasttrack.schema import STAGES, Arm, Cell, Claim, Target, Tier
 from fasttrack.schema._json import digest
 from fasttrack.schema.record import Stage
 
 PLAN_SCHEMA = "fasttrack.plan/v1"
+SPARE_STEPS = 8
+"""Decode steps of a cell beside its window: warm-up, and the last prefill to wait for."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Amounts:
 
 
 TIERS: Mapping[Tier, Amounts] = {
-    Tier.SMOKE: Amounts(2, 24, 4, 5, 12, 32),
+    Tier.SMOKE: Amounts(2, 24, 10, 5, 12, 32),
     Tier.STANDARD: Amounts(4, 64, 10, 300, 64, 64),
     Tier.FULL: Amounts(6, 256, 10, 3000, 256, 128),
 }
@@ -100,7 +102,10 @@ def check_stages(names: tuple[str, ...]) -> tuple[Stage, ...]:
 
 
 def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
-    """The plan of a claim on one target; raises `UsageError` CLM-004 for an unknown target."""
+    """The plan of a claim on one target.
+
+    Raises `UsageError` CLM-004 for an unknown target, CLM-005 for a grid without room to decode.
+    """
     if target not in claim.targets:
         raise UsageError(
             "CLM-004",
@@ -109,6 +114,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
         )
     amounts = TIERS[tier]
     cells = claim.cells(target)
+    _check_room(claim.targets[target], amounts)
     engine = claim.targets[target].engine
     boot = BOOT_S.get(engine, 60.0)
     step = STEP_S.get(engine, 0.01)
@@ -124,7 +130,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
     add("isolation", "neighbour", 2 * boot, check="neighbour")
     for op in claim.scope.ops:
         cost = 12 * amounts.seeds * OP_S.get(engine, 0.1) * (3 + amounts.repeats) + 5.0
-        add("kernels", op.replace("/", "-"), cost if engine == "vllm" else 1.0,
+        add("kernels", op, cost if engine == "vllm" else 1.0,
             op=op, seeds=amounts.seeds, repeats=amounts.repeats)  # fmt: skip
     for arm in ("base", "candidate"):
         add("features", arm, boot + 400 * step, arm=arm)
@@ -143,6 +149,18 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
                 block=block, position=position, arm=arm,
                 window_steps=amounts.window_steps)  # fmt: skip
     return Plan(claim, target, tier, seed, amounts, cells, tuple(units))
+
+
+def _check_room(target: Target, amounts: Amounts) -> None:
+    """Every cell can decode its whole window after its context."""
+    longest = max(target.grid.context_tokens)
+    if longest + amounts.window_steps + SPARE_STEPS > target.max_model_len:
+        raise UsageError(
+            "CLM-005",
+            f"impossible grid: context_tokens {longest} and {amounts.window_steps} decode steps do "
+            f"not fit max_model_len {target.max_model_len}",
+            next_step="raise max_model_len or leave the longest context out",
+        )
 
 
 def orders(blocks: int, seed: int) -> tuple[tuple[Arm, Arm, Arm, Arm], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -18,7 +19,8 @@ def create(name: str, parent: Path) -> tuple[Path, ...]:
     Raises `UsageError` USE-001 for a name that cannot be a package, USE-002 when the folder exists
     and is not empty.
     """
-    if not NAME.fullmatch(name):
+    package = name.replace("-", "_")
+    if not NAME.fullmatch(name) or keyword.iskeyword(package):
         raise UsageError(
             "USE-001",
             f"{name!r} cannot name a package",
@@ -27,7 +29,6 @@ def create(name: str, parent: Path) -> tuple[Path, ...]:
     folder = parent / name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("USE-002", f"{folder} is there already", next_step="choose another name")
-    package = name.replace("-", "_")
     written: list[Path] = []
     _copy(files("fasttrack") / "templates" / "optimization", folder, name, package, written)
     return tuple(written)

@@ -13,7 +13,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -117,7 +117,7 @@ class Container:
         """Release the file."""
         self._file.close()
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str) -> Generator[bytes, None, None]:
         """Content of a member in pieces of at most `CHUNK` bytes; raises `KeyError`."""
         entry = self.entries[name]
         position, left = entry.start, entry.size

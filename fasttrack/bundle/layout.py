@@ -16,12 +16,12 @@ lock) stays behind. Read by every module of this room.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Literal
 
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import STAGES, Record, parse_record
-from fasttrack.schema._json import StrictJsonError
 
 Role = Literal["claim", "record", "verdict", "provenance", "report", "log"]
 
@@ -49,6 +49,7 @@ MAX_MEMBER_BYTES = 2**31
 MAX_TOTAL_BYTES = 2**32 - 2**20
 MAX_DOCUMENT_BYTES = 64 * 2**20
 MAX_LINE_BYTES = 32 * 2**20
+MAX_CLAIM_BYTES = 2**20
 MAX_SIGNATURES = 16
 
 _PART = r"[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*"
@@ -124,24 +125,26 @@ def unit_of(path: str) -> tuple[str, str]:
     return stage, file.removesuffix(".jsonl")
 
 
-def parse_lines(chunks: Iterable[bytes]) -> Iterator[Record]:
-    """Records of one file, read piece by piece.
+def parse_lines(chunks: Generator[bytes, None, None]) -> Iterator[Record]:
+    """Records of one file, read piece by piece; the pieces are closed whatever happens.
 
     Raises `BadLine` for a line that is malformed, too long, empty, or not ended: a file that was
     cut short is damaged even when its last line happens to parse.
     """
     rest = b""
     number = 0
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > MAX_LINE_BYTES:
-            raise BadLine(f"line {number + len(lines) + 1} is too long")
-        for line in lines:
-            number += 1
-            try:
-                yield parse_record(line)
-            except (StrictJsonError, ValueError) as error:
-                raise BadLine(f"line {number}: {first_line(error)}") from error
+    with closing(chunks):
+        for chunk in chunks:
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > MAX_LINE_BYTES:
+                raise BadLine(f"line {number + len(lines) + 1} is too long")
+            for line in lines:
+                number += 1
+                try:
+                    record = parse_record(line)
+                except ValueError as error:
+                    raise BadLine(f"line {number}: {first_line(error)}") from error
+                yield record
     if rest:
         raise BadLine(f"line {number + 1} is cut short")
 

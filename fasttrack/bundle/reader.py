@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-
-from pydantic import ValidationError
 
 from fasttrack.bundle import container, layout, manifest, statement
 from fasttrack.bundle.documents import model, strict_json
@@ -43,7 +41,7 @@ class Source(Protocol):
 
     names: tuple[str, ...]
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str) -> Generator[bytes, None, None]:
         """Content of one file in pieces."""
 
     def close(self) -> None:
@@ -55,7 +53,7 @@ class _Archive:
         self._container = container.Container(path)
         self.names = tuple(self._container.entries)
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str) -> Generator[bytes, None, None]:
         return self._container.chunks(name)
 
     def close(self) -> None:
@@ -79,7 +77,7 @@ class _Folder:
         self._path = path
         self.names = tuple(file_names(path))
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str) -> Generator[bytes, None, None]:
         try:
             yield from file_chunks(self._path / name)
         except OSError as error:
@@ -116,7 +114,7 @@ class Bundle:
         """Names of all files, sorted."""
         return self._source.names
 
-    def chunks(self, name: str) -> Iterator[bytes]:
+    def chunks(self, name: str) -> Generator[bytes, None, None]:
         """Content of one file in pieces."""
         return self._source.chunks(name)
 
@@ -146,12 +144,17 @@ class Bundle:
     def source_claim(self) -> Claim:
         """The claim as the author's exact bytes say it.
 
-        Raises `VerificationFailed` VER-050 when they do not say one.
+        Raises `VerificationFailed` VER-050 when they do not say one, VER-002 when they are too
+        many for a careful parser.
         """
+        source = self.read(layout.CLAIM_TOML)
+        if len(source) > layout.MAX_CLAIM_BYTES:
+            raise VerificationFailed(
+                "VER-002", f"{len(source)} bytes are too many", cell=layout.CLAIM_TOML
+            )
         try:
-            data = tomllib.loads(self.read(layout.CLAIM_TOML).decode("utf-8"))
-            return Claim.model_validate(data)
-        except (ValueError, ValidationError, RecursionError) as error:
+            return Claim.model_validate(tomllib.loads(source.decode("utf-8")))
+        except (ValueError, RecursionError) as error:
             raise VerificationFailed(
                 "VER-050", layout.first_line(error), cell=layout.CLAIM_TOML
             ) from error

@@ -8,6 +8,7 @@ no GPU and no run folder, so it may happen on another machine than measuring.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -83,7 +84,7 @@ def verify_lines(ftb: Path, info: SignatureInfo) -> str:
     """
     return "\n".join(
         [
-            f"unzip -q {ftb.name} -d check && cd check",
+            f"unzip -q {shlex.quote(ftb.name)} -d check && cd check",
             f"echo '{info.principal} {info.public_key}' > signers   # or your allowed_signers",
             f"(printf 'DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} %d ' "
             f"$(wc -c < {layout.STATEMENT}); "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def file_names(folder: Path) -> list[str]:
     return sorted(name for name in names if layout.known(name))
 
 
-def file_chunks(path: Path) -> Iterator[bytes]:
+def file_chunks(path: Path) -> Generator[bytes, None, None]:
     """A file's content in pieces; a link is refused, so no file outside is read for one inside."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(handle, "rb") as file:

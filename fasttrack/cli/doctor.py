@@ -28,7 +28,7 @@ PROGRAMS = ("git", "ssh-keygen", "g++", "nvidia-smi", "compute-sanitizer")
 
 
 def doctor(as_json: JsonOption = False) -> int:
-    """Check packages, engines, plugins and programs. Exit status 4 when no engine can run."""
+    """Check packages, engines, plugins and programs. Exit status 4 without the real engine."""
     engines = {}
     for name, engine in registry().items():
         try:

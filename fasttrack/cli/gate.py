@@ -41,9 +41,11 @@ def gate(
     console = talk()
     console.print(room.HEADLINES[result.status], style="bold")
     for decision in result.decisions:
-        console.print(f"{decision.path}: exit status {decision.status}", markup=False)
+        console.print(
+            f"{decision.path}: exit status {decision.status}", markup=False, soft_wrap=True
+        )
         for line in (*decision.reasons, *decision.notes):
-            console.print(f"  - {line}"[:500], markup=False)
+            console.print(f"  - {line}"[:500], markup=False, soft_wrap=True)
     text = result.markdown()
     if summary is not None:
         with summary.open("a", encoding="utf-8") as file:

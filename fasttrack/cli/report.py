@@ -41,7 +41,7 @@ def report(
         console = talk()
         terminal.show(made, console)
         console.print(f"\nVerdicts are shown as stored; fasttrack verify {path} recomputes them.",
-                      markup=False, style="dim")  # fmt: skip
+                      markup=False, soft_wrap=True, style="dim")  # fmt: skip
     return 0
 
 

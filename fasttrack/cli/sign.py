@@ -55,6 +55,7 @@ def sign(
     console.print(
         f"signature {info.number}: {info.principal} as {info.role}, {info.key_fingerprint}",
         markup=False,
+        soft_wrap=True,
     )
     console.print("Anyone can check it with OpenSSH alone:", style="dim")
     if as_json:

@@ -34,11 +34,14 @@ def verify(
     )
     console = talk()
     for step in found.steps:
-        console.print(f"{step.number:>2} {step.name:<12} {step.detail}", markup=False)
+        console.print(
+            f"{step.number:>2} {step.name:<12} {step.detail}", markup=False, soft_wrap=True
+        )
     console.print(
         f"verified; outcome {found.outcome.state.value}, "
         f"{'admissible' if found.outcome.admissible else 'not admissible'}",
         markup=False,
+        soft_wrap=True,
         style="bold",
     )
     if as_json:

@@ -67,11 +67,11 @@ def run(
     repeats: int = 0,
     blobs: Sequence[bytes] = (),
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """One of reference, stock, candidate on given inputs, each time on fresh copies.
+    """One of reference, stock, stock_variant, candidate on given inputs, each time on fresh copies.
 
     Repeats return digests of their outputs, in addition to the first call's outputs.
     """
-    if what not in ("reference", "stock", "candidate"):
+    if what not in ("reference", "stock", "stock_variant", "candidate"):
         raise Coded("ENG-006", f"unknown call {what!r}")
     function = getattr(_CASES[op], what)
     with torch.inference_mode():

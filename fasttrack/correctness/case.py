@@ -20,10 +20,15 @@ UNTOUCHED = "untouched"
 class KernelCase(Protocol):
     """One op of the specialised path."""
 
-    op: str
-    """Name, as in the claim's `scope.ops`."""
-    outputs: Mapping[str, tuple[str, ...]]
-    """Output name to axis names, e.g. ``{"y": ("row", "column")}``; the first axes are slices."""
+    @property
+    def op(self) -> str:
+        """Name, as in the claim's `scope.ops`."""
+        ...
+
+    @property
+    def outputs(self) -> Mapping[str, tuple[str, ...]]:
+        """Output name to axis names, e.g. ``{"y": ("row", "column")}``; first axes are slices."""
+        ...
 
     def regimes(self) -> Sequence[Regime]:
         """The cells, e.g. ``[{"batch": 3, "context": 128}]``."""
@@ -42,6 +47,15 @@ class KernelCase(Protocol):
 
     def stock(self, inputs: Tensors) -> Tensors:
         """Outputs of the arithmetic the engine runs with the switch off, in its dtypes."""
+        ...
+
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """The same stock arithmetic for the same rows in another batch composition.
+
+        An engine batches as requests come, so stock's own error is what it shows over compositions:
+        e.g. the rows of `inputs` repeated up to a larger batch, and cut back. The yardstick is the
+        larger error of `stock` and `stock_variant`, per measure.
+        """
         ...
 
     def candidate(self, inputs: Tensors) -> Tensors:

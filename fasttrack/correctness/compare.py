@@ -29,7 +29,7 @@ def scales(reference: Array) -> Array:
     return scale
 
 
-@np.errstate(over="ignore")
+@np.errstate(over="ignore", invalid="ignore")
 def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorStats:
     """Scaled error of `value` against `reference` (float64, same shape, at least one element).
 
@@ -67,6 +67,25 @@ def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorS
 def _finite(value: Any) -> float | None:
     """A measure, or null when it overflowed: an error beyond all bounds, not an absent one."""
     return float(value) if np.isfinite(value) else None
+
+
+def larger(one: ErrorStats, other: ErrorStats) -> ErrorStats:
+    """The larger value of each measure; places are those of the larger worst slice."""
+
+    def most(a: float | None, b: float | None) -> float | None:
+        return None if a is None or b is None else max(a, b, key=abs)
+
+    place = one if (one.worst_slice_rms or 0.0) >= (other.worst_slice_rms or 0.0) else other
+    return place.model_copy(
+        update={
+            "rms": most(one.rms, other.rms),
+            "q999": most(one.q999, other.q999),
+            "max": most(one.max, other.max),
+            "worst_slice_rms": most(one.worst_slice_rms, other.worst_slice_rms),
+            "mean_signed": most(one.mean_signed, other.mean_signed),
+            "nonfinite": max(one.nonfinite, other.nonfinite),
+        }
+    )
 
 
 def coordinate(index: tuple[Any, ...], axes: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fasttrack.correctness.case import UNTOUCHED
-from fasttrack.correctness.compare import Array, error_stats, rounding_rms, same_bits
+from fasttrack.correctness.compare import Array, error_stats, larger, rounding_rms, same_bits
 from fasttrack.correctness.controls import CONTROLS
 from fasttrack.engine.channel import Child
 from fasttrack.engine.setting import Setting
@@ -165,9 +165,11 @@ def _cell(
         reference = outputs(referee, "reference")
         part = "stock"
         stock = outputs(referee, "stock")
+        part = "stock_variant"
+        variant = outputs(referee, "stock_variant")
         part = "candidate"
         mine = outputs(candidate, "candidate", repeats)
-        problem = _malformed(mine, reference, stock, case["outputs"])
+        problem = _malformed(mine, reference, stock, variant, case["outputs"])
         status: Literal["raised", "hung", "killed", "malformed"] = "malformed"
     except FasttrackError as error:
         problem, status = f"{part}: {error}", STATUS.get(error.code, "raised")
@@ -195,7 +197,10 @@ def _cell(
             continue
         truth = reference.arrays[output].astype(np.float64)
         dtype = stock.dtypes[output]
-        yours = error_stats(stock.arrays[output], truth, tuple(axes))
+        yours = larger(
+            error_stats(stock.arrays[output], truth, tuple(axes)),
+            error_stats(variant.arrays[output], truth, tuple(axes)),
+        )
         floor = rounding_rms(truth, dtype)
 
         def record(
@@ -243,7 +248,11 @@ def _unpack(answer: Mapping[str, Any], data: list[bytes]) -> Outputs:
 
 
 def _malformed(
-    mine: Outputs, reference: Outputs, stock: Outputs, expected: Mapping[str, Any]
+    mine: Outputs,
+    reference: Outputs,
+    stock: Outputs,
+    variant: Outputs,
+    expected: Mapping[str, Any],
 ) -> str:
     """Why the outputs cannot be compared; empty when they can."""
     if not set(expected) - {UNTOUCHED}:
@@ -251,7 +260,7 @@ def _malformed(
     for name in expected:
         made = {"stock": stock, "candidate": mine}
         if name != UNTOUCHED:
-            made["reference"] = reference
+            made |= {"reference": reference, "stock_variant": variant}
         for part, outputs in made.items():
             if name not in outputs.arrays:
                 return f"{part}: output {name!r} is missing"
@@ -261,5 +270,6 @@ def _malformed(
         if not stock.arrays[name].size:
             return f"output {name!r} is empty"
         if mine.dtypes[name] != stock.dtypes[name]:
-            return f"candidate: dtype of {name} is {mine.dtypes[name]}, stock's {stock.dtypes[name]}"
+            dtypes = f"{mine.dtypes[name]}, stock's {stock.dtypes[name]}"
+            return f"candidate: dtype of {name} is {dtypes}"
     return ""

@@ -21,10 +21,11 @@ from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.serve import Coded, serve
 from fasttrack.schema import EngineStep, PathStep, Target
 
-FAULTS = frozenset(
-    "raise_at_import refuse raise_at_start hang die chatter ignore_switch no_path "
-    "prefill_specialised base_specialised wrong_token broken_json lost_stop ignores_seed "
-    "no_logprobs stale_prefix shed_load changed_build slow".split()
+FAULTS = (
+    *("raise_at_import", "refuse", "raise_at_start", "hang", "die", "chatter", "ignore_switch"),
+    *("no_path", "prefill_specialised", "base_specialised", "wrong_token", "broken_json"),
+    *("lost_stop", "ignores_seed", "no_logprobs", "stale_prefix", "shed_load", "changed_build"),
+    "slow",
 )
 SWITCH = "decode_backend"
 BLOCK = 128
@@ -50,7 +51,7 @@ class Backend:
         options = dict(self._target.engine_args.get("fake", {}))
         fault = options.get("fault")
         if fault is not None and fault not in FAULTS:
-            raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {sorted(FAULTS)}")
+            raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {', '.join(FAULTS)}")
         self._fault = fault if options.get("fault_arm", "candidate") == arm else None
         self._specialised = additional_config.get(SWITCH) == "latency_specialized"
         self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
@@ -103,6 +104,9 @@ class Backend:
             sys.stdout.write('{"nonce": "stray output"}\n' * 50)
             sys.stdout.flush()
         asked = [Request.model_validate(request) for request in requests]
+        longest = max(len(request.prompt) for request in asked)
+        if longest >= self._target.max_model_len:
+            raise Coded("ENG-006", f"a prompt of {longest} tokens leaves no room for an answer")
         if self._fault == "shed_load":
             asked = asked[: max(1, len(asked) - 1)]
         cached = [self._cached(request.prompt) for request in asked]

@@ -8,6 +8,7 @@ Tried with vLLM 0.32.0 on a CPU.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -96,6 +97,29 @@ class Backend:
         names = [f"r{self._count + index}" for index in range(len(asked))]
         self._count += len(asked)
         self._scheduled.clear()
+        try:
+            outputs, steps = self._run(names, asked, full_decode_steps)
+        except BaseException:
+            # Requests beside a bad one, and their step log, must not reach the next call.
+            with contextlib.suppress(Exception):
+                self._drop(names)
+                self._evidence()
+            raise
+        evidence = self._evidence()
+        return Generation(
+            answers=tuple(_answer(outputs.get(name)) for name in names),
+            steps=tuple(steps),
+            path=tuple(
+                PathStep.model_validate(entry)
+                for entry in evidence.get("log", ())
+                if entry["path"] != "profile"
+            ),
+        ).json_value()
+
+    def _run(
+        self, names: Sequence[str], asked: Sequence[Request], full_decode_steps: int | None
+    ) -> tuple[dict[str, Any], list[EngineStep]]:
+        """The last output of each request by name, and the engine's steps."""
         for name, request in zip(names, asked, strict=True):
             self._engine.add_request(
                 name, {"prompt_token_ids": list(request.prompt)}, _parameters(request.sampling)
@@ -122,22 +146,17 @@ class Backend:
             for output in produced:
                 outputs[output.request_id] = output
             if full_decode_steps is not None and full >= full_decode_steps:
-                self._engine.abort_request(
+                self._drop(
                     [name for name in names if not getattr(outputs.get(name), "finished", False)]
                 )
-                while self._engine.has_unfinished_requests():
-                    self._engine.step()
                 break
-        evidence = self._evidence()
-        return Generation(
-            answers=tuple(_answer(outputs.get(name)) for name in names),
-            steps=tuple(steps),
-            path=tuple(
-                PathStep.model_validate(entry)
-                for entry in evidence.get("log", ())
-                if entry["path"] != "profile"
-            ),
-        ).json_value()
+        return outputs, steps
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Abort requests, and run out what is in flight."""
+        self._engine.abort_request(list(names))
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
 
     def end(self) -> dict[str, Any]:
         """Peak resident memory of this process, MiB."""

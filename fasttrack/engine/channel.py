@@ -30,6 +30,8 @@ from fasttrack.errors import EnvironmentUnmet, FasttrackError, RunError, UsageEr
 MAX_HEADER = 64 * 2**20
 MAX_BLOBS = 2**30
 LOG_TAIL_LINES = 12
+LAST_BREATH_S = 10.0
+"""How long a child that closed its channel may take to end, so that its status can be told."""
 _LENGTH = struct.Struct(">II")
 
 
@@ -210,7 +212,7 @@ class Child:
 
     def _died(self, op: str) -> RunError:
         try:
-            status = self._process.wait(10)
+            status = self._process.wait(LAST_BREATH_S)
         except subprocess.TimeoutExpired:
             self.kill()
             return self._error("ENG-005", f"closed its channel while asked for {op!r}")

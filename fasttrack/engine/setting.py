@@ -25,6 +25,8 @@ class Setting:
     engine: Engine
     checkpoint: Path | None
     checkpoint_sha256: str
+    source_sha256: Callable[[], str]
+    """Digest of the optimization's files as they are now: an edit in mid-run must show."""
     logs: Path
     folder: Path
     """The optimization's folder."""
@@ -63,6 +65,7 @@ class Setting:
         self.say(f"{name}: starting {arm}")
         started = datetime.now(UTC).isoformat(timespec="seconds")
         start = time.monotonic()
+        source = self.source_sha256()
         with self.engine.start(self.launch(name, arm)) as session:
             expected = getattr(self.claim.switch, arm)
             check_switch(session.info, expected, self.claim.switch.key)
@@ -78,7 +81,11 @@ class Setting:
                 ready_s=ready,
                 end_s=time.monotonic(),
                 switch=session.info.switch,
-                fingerprint={**session.info.fingerprint, "checkpoint": self.checkpoint_sha256},
+                fingerprint={
+                    **session.info.fingerprint,
+                    "checkpoint": self.checkpoint_sha256,
+                    "source": source,
+                },
                 peak_rss_mib=session.peak_rss_mib,
             )
         )

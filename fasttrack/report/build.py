@@ -7,13 +7,13 @@ Read by the writers and by the pipeline, which puts the Markdown form into the b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report import evidence, origin
 from fasttrack.report.model import Report, Section, clean, table
 from fasttrack.report.tally import Tally, count
-from fasttrack.schema import State, Verdict
+from fasttrack.schema import Record, State, Verdict
 from fasttrack.schema.verdict import BAD, GOOD, REASONS
 
 MOST_ROWS = 60
@@ -24,15 +24,16 @@ HEADLINES = {
 }
 
 
-def build(bundle: Bundle) -> Report:
+def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
     """The report of a bundle or of a run folder whose verdicts and provenance are written.
 
+    `records`: the bundle's records, from a caller who has read them already.
     Raises `VerificationFailed` for a bundle that cannot be read. Depends on nothing but the files
     that the manifest covers, so that signing does not change the report.
     """
     claim, run, outcome = bundle.claim, bundle.run, bundle.outcome
     target = claim.targets[run.target]
-    tally = count(bundle.records())
+    tally = count(bundle.records() if records is None else records)
     first_bad = [v for v in bundle.verdicts if v.deciding and _rank(v) == 0]
     headline = HEADLINES.get(outcome.state, "")
     if first_bad:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from fasttrack.bundle.reader import Bundle
-from fasttrack.report.model import Section, clean, table
+from fasttrack.report.model import DETAIL, Section, clean, table
 from fasttrack.report.tally import Tally
 from fasttrack.schema import Verdict
 from fasttrack.schema.verdict import GOOD
@@ -35,8 +35,8 @@ def speed(bundle: Bundle) -> Section:
              v.state.value, v.detail)
         )  # fmt: skip
     columns = (
-        "Batch", "Context", "Speed-up", f"{level:.0f} % interval", "Noise floor", "Pairs", "State",
-        "Detail",
+        "Batch", "Context", "Speed-up", f"{level:.0f}% interval", "Noise floor", "Pairs", "State",
+        DETAIL,
     )  # fmt: skip
     notes = [
         "Decode only: stock time per output token divided by the specialised path's, paired over "
@@ -51,7 +51,7 @@ def isolation(bundle: Bundle) -> Section:
     rows = [(v.cell, v.state.value, v.n, v.detail) for v in _of(bundle, "isolation")]
     if not rows:
         return Section("Isolation", ("Isolation was not judged.",))
-    columns = ("Subject", "State", "Checks", "Detail")
+    columns = ("Subject", "State", "Checks", DETAIL)
     return Section("Isolation", tables=(table(columns, rows, MOST_ROWS),))
 
 
@@ -69,11 +69,11 @@ def paths(bundle: Bundle, tally: Tally) -> Section:
         )  # fmt: skip
     columns = (
         "Stage", "Arm", "Specialised decode", "Stock decode", "Stock prefill",
-        "Specialised prefill", "Why decode ran stock", "State",
+        "Specialised prefill", "Why stock", "State",
     )  # fmt: skip
     note = (
-        "Engine steps from the optimization's own step log; the path rule compares it with the "
-        "engine's scheduler, step by step."
+        "Engine steps and what ran them, from the optimization's own step log; the path rule "
+        "compares it with the engine's scheduler, step by step."
     )
     return Section("Path evidence", (note,), (table(columns, rows, MOST_ROWS),))
 
@@ -93,13 +93,13 @@ def kernels(bundle: Bundle, tally: Tally) -> Section:
         told = ", ".join(f"{sum(v.state.value == s for v in verdicts)} {s}" for s in states)
         counts = (
             (len(found.cells), len(found.outputs), len(found.seeds), len(found.controls),
-             f"{found.repeats_equal} of {found.repeats}")
+             f"{found.repeats_equal}/{found.repeats}")
             if found
             else (0, 0, 0, 0, "-")
         )  # fmt: skip
         rows.append((op, *counts, _times(worst.estimate), worst.cell, told))
     columns = (
-        "Op", "Cells", "Outputs", "Seeds", "Planted faults", "Repeats equal", "Worst error ratio",
+        "Op", "Cells", "Outputs", "Seeds", "Planted faults", "Repeats equal", "Worst ratio",
         "In cell", "Verdicts",
     )  # fmt: skip
     note = (
@@ -114,7 +114,7 @@ def features(bundle: Bundle) -> Section:
     rows = [(v.cell, v.state.value, v.n, v.detail) for v in _of(bundle, "features")]
     if not rows:
         return Section("Features", ("No feature was judged.",))
-    columns = ("Feature", "State", "Checks", "Detail")
+    columns = ("Feature", "State", "Checks", DETAIL)
     return Section("Features", tables=(table(columns, rows, MOST_ROWS),))
 
 
@@ -128,7 +128,7 @@ def evals(bundle: Bundle, tally: Tally) -> Section:
     if not rows:
         return Section("Evals", ("No eval was judged.",))
     counted = "; ".join(f"{name} {arm}: {n}" for (name, arm), n in sorted(tally.items.items()))
-    columns = ("Eval", "State", "Estimate", "Interval", "Limit", "Unit", "Items", "Detail")
+    columns = ("Eval", "State", "Estimate", "Interval", "Limit", "Unit", "Items", DETAIL)
     note = f"Item-paired, both arms on the same prompts. Answers recorded: {counted or 'none'}."
     return Section("Evals", _clean((note,)), (table(columns, rows, MOST_ROWS),))
 

@@ -14,13 +14,14 @@ from fasttrack.report.model import Report, Section, Table
 
 LIMIT = 60_000
 """A comment on GitHub holds 65,536 characters; the rest is left for what surrounds the report."""
-_ROW_LIMITS = (1000, 60, 30, 15, 8, 4, 2, 1, 0)
+_ROW_LIMITS = (120, 40, 16, 6, 2, 0)
+"""Rows of each table that are tried, most first; `build` cuts tables at the largest."""
 _BREAK = "\u200b"
 """A zero-width space: shows nothing, and keeps what stands around it from being recognised."""
 _SPECIAL = re.compile(
-    r"(?P<markup>[\\`*\[\]|~$]|^[-+#>=]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//))"
-    r"|(?P<number>^\d+)(?=[.)](\s|$))"
-    r"|(?P<reference>[@#](?=\w)|\bGH-(?=\d)|\bwww(?=\.))",
+    r"(?P<reference>[@#](?=\w)|\bGH-(?=\d)|\bwww(?=\.))"
+    r"|(?P<markup>[\\`*\[\]|~$]|^[-+#>=]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//))"
+    r"|(?P<number>^\d+)(?=[.)](\s|$))",
     re.IGNORECASE,
 )
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;"})

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from fasttrack.schema import Outcome, Verdict
 
 MAX_TEXT = 400
+DETAIL = "Detail"
+"""Heading of the column that narrow writers may leave out."""
 _HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
 
 

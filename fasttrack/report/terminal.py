@@ -11,11 +11,15 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fasttrack.report.model import Report, Section, Table
+from fasttrack.report.model import DETAIL, Report, Section, Table
 from fasttrack.schema import State
 from fasttrack.schema.verdict import BAD, GOOD
 
 MOST_ROWS = 24
+WIDE = 120
+"""Columns from which on details fit beside the numbers."""
+SHORT = 16
+"""Longest text that is never broken; names of states never are."""
 _GOOD = frozenset(state.value for state in GOOD)
 _BAD = frozenset(state.value for state in (*BAD, State.NOT_EXERCISED))
 _STATES = frozenset(state.value for state in State)
@@ -26,13 +30,13 @@ def show(report: Report, console: Console) -> None:
     console.print(Text(report.title, style="bold"))
     console.print(Text("Not tested by this run:", style="bold"))
     for line in report.untested or ("nothing was listed",):
-        console.print(Padding(Text(f"- {line}"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"- {line}"), (0, 0, 0, 2), expand=False))
     state = report.outcome.state.value
     admissible = "admissible" if report.outcome.admissible else "not admissible"
     console.print()
     console.print(Text(f"{state}, {admissible}. ", style=_style(state)) + Text(report.headline))
     for reason in report.not_admissible_because:
-        console.print(Padding(Text(f"- not admissible: {reason}"), (0, 0, 0, 2)))
+        console.print(Padding(Text(f"- not admissible: {reason}"), (0, 0, 0, 2), expand=False))
     console.print()
     for name, value in report.facts:
         console.print(Text(f"{name:<9} ", style="dim") + Text(value))
@@ -50,18 +54,29 @@ def _section(section: Section, console: Console) -> None:
     for paragraph in section.paragraphs:
         console.print(Text(paragraph))
     for table in section.tables:
-        console.print(_grid(table))
+        console.print(_grid(table, console.width))
         omitted = table.omitted + max(0, len(table.rows) - MOST_ROWS)
         if omitted:
             console.print(Text(f"{omitted} more rows; fasttrack report FILE --json", style="dim"))
 
 
-def _grid(table: Table) -> Grid:
-    grid = Grid(box=SIMPLE, pad_edge=False, show_edge=False)
-    for column in table.columns:
-        grid.add_column(Text(column), overflow="fold")
-    for row in table.rows[:MOST_ROWS]:
-        grid.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+def _grid(table: Table, width: int) -> Grid:
+    """A grid; on a narrow console without the details, which "What needs attention" repeats."""
+    grid = Grid(box=SIMPLE, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
+    shown = [
+        index
+        for index, column in enumerate(table.columns)
+        if width >= WIDE or column != DETAIL or len(table.columns) < 3
+    ]
+    rows = table.rows[:MOST_ROWS]
+    for index in shown:
+        short = all(len(row[index]) <= SHORT or row[index] in _STATES for row in rows)
+        name = table.columns[index]
+        grid.add_column(
+            Text(name.replace(" ", "\n") if short else name), overflow="fold", no_wrap=short
+        )
+    for row in rows:
+        grid.add_row(*(Text(row[index], style=_style(row[index])) for index in shown))
     return grid
 
 

@@ -15,7 +15,8 @@ from fasttrack import stats
 from fasttrack.rules.base import Case, Rule, missing
 from fasttrack.schema import ErrorStats, KernelRecord, Policy, State, Verdict
 
-TINY = 1e-12
+TINY, HUGE = 1e-12, 1e100
+"""Bounds on error measures: ratios of any two, and powers of them, stay finite."""
 QUANTITIES = ("rms", "q999", "worst_slice_rms", "max")
 
 
@@ -125,7 +126,7 @@ def _error_conditions(
         ]
         limit = getattr(limits, f"ratio_{quantity}")
         bound = math.exp(stats.t_interval(logs, 0.05).upper)
-        if bound > limit:
+        if not bound <= limit:
             place = max(group, key=lambda r: _value(r.candidate, quantity, r)).candidate
             assert place is not None
             return (
@@ -147,8 +148,8 @@ def _error_conditions(
 
 def _bias(output: str, group: Sequence[KernelRecord], policy: Policy) -> tuple[str, str] | None:
     """Signed mean error, with the seeds' own spread allowed for."""
-    signed = [r.candidate.mean_signed or 0.0 for r in group if r.candidate]
-    stock = [r.stock.mean_signed or 0.0 for r in group if r.stock]
+    signed = [_signed(r.candidate) for r in group]
+    stock = [_signed(r.stock) for r in group]
     interval = stats.t_interval(signed, 0.05)
     least = max(0.0, interval.lower, -interval.upper)
     rms = stats.mean([_value(r.stock, "rms", r) for r in group])
@@ -160,6 +161,11 @@ def _bias(output: str, group: Sequence[KernelRecord], policy: Policy) -> tuple[s
             f"{allowed:.3g}",
         )
     return None
+
+
+def _signed(error: ErrorStats | None) -> float:
+    value = error.mean_signed if error is not None else None
+    return HUGE if value is None else max(-HUGE, min(value, HUGE))
 
 
 def _ratio(group: Sequence[KernelRecord], quantity: str) -> float:
@@ -174,11 +180,11 @@ def _ratio(group: Sequence[KernelRecord], quantity: str) -> float:
 
 
 def _value(error: ErrorStats | None, quantity: str, record: KernelRecord) -> float:
-    """An error measure, not below the rounding of the reference; infinite when not finite."""
+    """An error measure, not below the rounding of the reference; `HUGE` when not finite."""
     value = getattr(error, quantity) if error is not None else None
     if value is None:
-        return 1e300
-    return max(float(value), record.rounding_rms, TINY)
+        return HUGE
+    return min(max(float(value), record.rounding_rms, TINY), HUGE)
 
 
 RULES = (Rule("numerics", "kernels", judge),)

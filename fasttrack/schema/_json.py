@@ -17,6 +17,7 @@ import rfc8785
 
 MAX_DEPTH = 32
 MAX_SAFE_INTEGER = 2**53 - 1
+MAX_INTEGER_TEXT = 22
 
 
 class StrictJsonError(ValueError):
@@ -49,10 +50,15 @@ def _no_constant(name: str) -> NoReturn:
     raise StrictJsonError(f"{name} is not JSON")
 
 
-def _safe_integer(text: str) -> int:
-    if len(text) > 17 or abs(int(text)) > MAX_SAFE_INTEGER:
-        raise StrictJsonError(f"integer {text[:24]} is beyond 2^53")
-    return int(text)
+def _safe_integer(text: str) -> int | float:
+    """The integer; or the double whose canonical form, below 1e21 without a point, this is."""
+    if len(text) <= MAX_INTEGER_TEXT:
+        value = int(text)
+        if abs(value) <= MAX_SAFE_INTEGER:
+            return value
+        if canonical_bytes(float(value)) == text.encode():
+            return float(value)
+    raise StrictJsonError(f"integer {text[:24]} is beyond 2^53")
 
 
 def _finite(text: str) -> float:

@@ -20,6 +20,7 @@ Arm = Literal["base", "candidate"]
 ARMS: tuple[Arm, Arm] = ("base", "candidate")
 Positive = Annotated[int, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+OpName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 
 
 class Frozen(BaseModel):
@@ -59,10 +60,16 @@ class Scope(Frozen):
     """Architecture names the change applies to."""
     paths: tuple[str, ...] = Field(min_length=1)
     """Glob patterns, relative to the repository root, of the files the change may touch."""
-    ops: tuple[str, ...] = Field(min_length=1)
+    ops: tuple[OpName, ...] = Field(min_length=1)
     """Names of the changed operations; each needs a kernel case of the same name."""
     falls_back_when: tuple[str, ...] = ()
     """Every condition under which a step runs the stock path, in the author's words."""
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> Scope:
+        if len(set(self.ops)) != len(self.ops):
+            raise ValueError("ops names an op twice")
+        return self
 
 
 class Switch(Frozen):
@@ -206,7 +213,7 @@ class Claim(Frozen):
     plugin: Plugin
     speed: Speed
     features: Features = Features()
-    targets: Mapping[str, Target] = Field(min_length=1)
+    targets: Mapping[Name, Target] = Field(min_length=1)
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, serialize_by_alias=True
@@ -225,34 +232,34 @@ def _cells(grid: Grid) -> Iterator[Cell]:
 class NumericsPolicy(Frozen):
     """Limits on a candidate's error as a multiple of the stock op's own error."""
 
-    ratio_rms: float = 1.25
-    ratio_q999: float = 1.5
-    ratio_worst_slice_rms: float = 1.5
-    ratio_max: float = 2.0
-    bias_ratio: float = 2.0
-    hard_cap: float = 8.0
-    min_seeds: int = 3
+    ratio_rms: float = Field(default=1.25, gt=0)
+    ratio_q999: float = Field(default=1.5, gt=0)
+    ratio_worst_slice_rms: float = Field(default=1.5, gt=0)
+    ratio_max: float = Field(default=2.0, gt=0)
+    bias_ratio: float = Field(default=2.0, gt=0)
+    hard_cap: float = Field(default=8.0, gt=0)
+    min_seeds: int = Field(default=3, ge=2)
 
 
 class SpeedPolicy(Frozen):
     """How a speed cell is decided."""
 
-    level: float = 0.05
+    level: float = Field(default=0.05, gt=0, lt=0.5)
     """One-sided level of each cell's test."""
-    min_pairs: int = 3
-    min_floor_percent: float = 0.5
+    min_pairs: int = Field(default=3, ge=2)
+    min_floor_percent: float = Field(default=0.5, ge=0)
     """No difference smaller than this counts, whatever the noise."""
-    equivalence_margin_percent: float = 3.0
-    max_excluded_share: float = 0.25
+    equivalence_margin_percent: float = Field(default=3.0, ge=0)
+    max_excluded_share: float = Field(default=0.25, ge=0, le=1)
 
 
 class QualityPolicy(Frozen):
     """How evals are decided."""
 
-    accuracy_margin: float = 0.05
-    divergence_ratio: float = 2.0
+    accuracy_margin: float = Field(default=0.05, gt=0)
+    divergence_ratio: float = Field(default=2.0, ge=0)
     """Candidate's divergence from base, as a multiple of the stock-stock control's."""
-    divergence_slack: float = 1e-3
+    divergence_slack: float = Field(default=1e-3, ge=0)
     """Absolute allowance in nats, so that a control of exactly zero does not forbid rounding."""
 
 

@@ -127,6 +127,7 @@ class KernelRecord(Frozen):
     status: Literal["ok", "raised", "hung", "killed", "malformed"]
     control: str | None = None
     stock: ErrorStats | None = None
+    """The larger of stock's errors over two batch compositions, measure by measure."""
     candidate: ErrorStats | None = None
     rounding_rms: float = 0.0
     """RMS of rounding the reference to the output's dtype, scaled alike: a floor for ratios."""

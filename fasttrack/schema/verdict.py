@@ -190,10 +190,6 @@ REASONS: dict[str, Explanation] = {
         "The interval is too wide for any answer.", "Use a higher tier or a quieter machine."
     ),
     "SPD-PAIRS": Explanation("Fewer valid pairs than policy asks for.", "Use a higher tier."),
-    "SPD-EXCLUDED": Explanation(
-        "More pairs were excluded by validity rules than policy allows.",
-        "The exclusions and their reasons are listed.",
-    ),
     "SPD-SENTENCE": Explanation(
         "The claimed sentence does not follow from its cells.", "See the cells named in the detail."
     ),

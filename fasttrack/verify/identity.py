@@ -19,7 +19,7 @@ from fasttrack.schema.evidence import SIGNATURE_NAMESPACE
 from fasttrack.verify.signature import Signer
 
 MAX_BYTES = 4 * 2**20
-_OPTION = re.compile(r'([A-Za-z-]+)(?:=(?:"([^"]*)"|([^\s,"]*)))?(?:,|\Z)')
+_OPTION = re.compile(r'([A-Za-z-]+)(?:="([^"]*)")?(?:,|\Z)')
 _TIME = re.compile(r"(\d{8})(\d{4}(?:\d{2})?)?Z\Z")
 
 
@@ -133,7 +133,7 @@ def _options(text: str) -> tuple[dict[str, str], str]:
         name = option.group(1).lower()
         if name not in ("namespaces", "valid-after", "valid-before") or name in found:
             raise ValueError(f"the option {name!r} is not supported here, or stands twice")
-        found[name] = option.group(2) if option.group(2) is not None else option.group(3) or ""
+        found[name] = option.group(2) or ""
         at = option.end()
     if not all(found.values()):
         raise ValueError("an option has no value")

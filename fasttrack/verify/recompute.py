@@ -121,14 +121,14 @@ def difference(stored: Frozen, again: Frozen) -> str:
     return ""
 
 
-def check_report(bundle: Bundle) -> str:
+def check_report(bundle: Bundle, records: Sequence[Record]) -> str:
     """What became of the report inside: equal to a fresh one, or written by another build.
 
     Raises `VerificationFailed` VER-074.
     """
     if bundle.provenance.source.get("harness_sha256") != harness_digest():
         return "written by another build of fasttrack, so not compared; read `fasttrack report`"
-    if markdown.render(build(bundle)).encode("utf-8") != bundle.read(layout.REPORT):
+    if markdown.render(build(bundle, records)).encode("utf-8") != bundle.read(layout.REPORT):
         raise VerificationFailed(
             "VER-074", "it is not what these records render to", cell=layout.REPORT
         )

@@ -28,7 +28,7 @@ from typing import Any
 from fasttrack.bundle import layout
 from fasttrack.bundle.reader import Bundle, open_bundle
 from fasttrack.errors import VerificationFailed
-from fasttrack.schema import Claim, Outcome, Policy, Provenance, RunInfo, Verdict
+from fasttrack.schema import Claim, Outcome, Policy, Provenance, Record, RunInfo, Verdict
 from fasttrack.verify import consistency, frozen, identity, recompute, signature
 from fasttrack.verify.signature import Signer
 
@@ -90,6 +90,7 @@ class _Context:
     now: datetime
     signers: tuple[Signer, ...] = ()
     sourced: tuple[recompute.Sourced, ...] = ()
+    records: tuple[Record, ...] = ()
     decision: recompute.Decision = field(init=False)
 
 
@@ -183,13 +184,13 @@ def _frozen(context: _Context) -> str:
 
 def _records(context: _Context) -> str:
     context.sourced = recompute.read_records(context.bundle)
+    context.records = tuple(record for _, record in context.sourced)
     files = len(layout.record_names(context.bundle.names))
     return f"{len(context.sourced)} records in {files} files"
 
 
 def _verdicts(context: _Context) -> str:
-    records = [record for _, record in context.sourced]
-    context.decision = recompute.decide(context.bundle, records, context.bundle.policy)
+    context.decision = recompute.decide(context.bundle, context.records, context.bundle.policy)
     count = recompute.check_verdicts(context.bundle, context.decision)
     return f"{count} verdicts recomputed from raw records, all equal"
 
@@ -199,8 +200,7 @@ def _outcome(context: _Context) -> str:
     own, theirs = context.policy, context.bundle.policy
     if own is None or own.digest() == theirs.digest():
         return told
-    records = [record for _, record in context.sourced]
-    context.decision = recompute.decide(context.bundle, records, own)
+    context.decision = recompute.decide(context.bundle, context.records, own)
     return f"{told}; {context.decision[1].state.value} under the reader's policy"
 
 
@@ -209,7 +209,7 @@ def _consistency(context: _Context) -> str:
 
 
 def _report(context: _Context) -> str:
-    return recompute.check_report(context.bundle)
+    return recompute.check_report(context.bundle, context.records)
 
 
 STEPS: tuple[tuple[str, Callable[[_Context], str]], ...] = (

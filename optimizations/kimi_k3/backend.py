@@ -4,8 +4,7 @@ Owns: the row split of a step, the live column of every request's KDA states, an
 all layers of a cache group share. Does not own: index arithmetic (`layers.layout`), the maths
 (`layers`), the choice of path (`runtime.plan`). Read by: the layers and the model's forward.
 
-Rows arrive sorted: decodes (verifications included), then prefill. The builders ask the engine for
-that order and refuse any other. Index tensors are int64.
+A row is one request of a step; rows may come in any order. Index tensors are int64.
 """
 
 from __future__ import annotations
@@ -32,103 +31,94 @@ _DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one step, as NumPy arrays [requests]; decodes come first."""
+    """The rows of one step, as NumPy arrays [requests]."""
 
     lengths: np.ndarray
-    """Query tokens of this step."""
+    """Query tokens of this step, drafts included."""
     contexts: np.ndarray
     """Tokens including this step's."""
     starts: np.ndarray
     """First token in the step's batch."""
-    decodes: int
-    """How many rows continue a request: one token, or one token and its drafts."""
+    prefilling: np.ndarray
+    """bool: prompt tokens are left to compute."""
 
-    @property
-    def decode_tokens(self) -> int:
-        """Tokens of the decode rows, which come first."""
-        return int(self.lengths[: self.decodes].sum())
+    @classmethod
+    def of(cls, common: CommonAttentionMetadata) -> Rows:
+        """Read one step's metadata."""
+        count = common.num_reqs
+        bounds = common.query_start_loc_cpu[: count + 1].numpy().astype(np.int64)
+        prefilling = np.zeros(count, dtype=bool)
+        if common.is_prefilling is not None:
+            prefilling = common.is_prefilling[:count].numpy()
+        contexts = common.seq_lens[:count].cpu().numpy().astype(np.int64)
+        return cls(bounds[1:] - bounds[:-1], contexts, bounds[:-1], prefilling)
 
-    @property
-    def facts(self) -> StepFacts:
-        """The step as the choice of path sees it."""
-        single = int((self.lengths[: self.decodes] == 1).sum())
+    def facts(self, drafts: int) -> StepFacts:
+        """The step as the choice of path sees it; up to `drafts` draft tokens per decode.
+
+        A one-token first prompt is prefill: its state slot still holds another request's state.
+        """
+        decode = (self.contexts > self.lengths) & (self.lengths <= 1 + drafts) & ~self.prefilling
+        single = decode & (self.lengths == 1)
         return StepFacts(
             requests=len(self.lengths),
             tokens=int(self.lengths.sum()),
-            decode_rows=single,
-            verify_rows=self.decodes - single,
+            decode_rows=int(single.sum()),
+            verify_rows=int(decode.sum() - single.sum()),
         )
-
-
-def split_rows(common: CommonAttentionMetadata, most: int) -> Rows:
-    """Classify rows: a decode has context, at most `most` tokens and no prompt token left.
-
-    A one-token first prompt is prefill: its cache slot still holds another request's state.
-    Raises RuntimeError if the engine did not sort decodes to the front.
-    """
-    count = common.num_reqs
-    bounds = common.query_start_loc_cpu[: count + 1].numpy().astype(np.int64)
-    lengths = bounds[1:] - bounds[:-1]
-    contexts = common.seq_lens[:count].cpu().numpy().astype(np.int64)
-    decode = (contexts > lengths) & (lengths <= most)
-    if common.is_prefilling is not None:
-        decode &= ~common.is_prefilling[:count].numpy()
-    decodes = int(decode.sum())
-    if not decode[:decodes].all():
-        raise RuntimeError("decode rows are not sorted before prefill rows")
-    return Rows(lengths, contexts, bounds[:-1], decodes)
 
 
 @dataclass(frozen=True)
 class Round:
-    """One recurrence step of a verification: the rows that have a further token."""
+    """One token of some of the short rows."""
 
-    rows: Tensor
-    tokens: Tensor
-    column: int
+    rows: Tensor | None
+    """Which of the short rows; None: all of them."""
+    tokens: Tensor | None
+    """Their tokens in the batch; None: all tokens of the step, in order."""
 
 
 @dataclass(frozen=True)
 class KDAMetadata:
-    """One step of one group of KDA layers."""
+    """One step of one group of KDA layers.
+
+    A row is short if it may hold draft tokens: one token, or as many as a verification has. Short
+    rows advance token by token, each token leaving its state in a column of its own, so that
+    whatever the engine keeps of them can be resumed; a lone token stays in the live column. Long
+    rows are prompts: they advance in chunks and leave their state in the first column.
+
+    All short rows are treated so, not only verifications: the engine pads a new one-token prompt
+    with drafts that it then rejects, and its metadata does not tell it from a short prompt.
+    """
 
     facts: StepFacts
-    decodes: int
-    decode_tokens: int
-    columns: Tensor
-    """[decodes] column of each decode row's live state."""
-    single: Tensor
-    """[decodes] bool: rows with exactly one token."""
-    rounds: tuple[Round, ...]
-    """Empty if every decode row has one token."""
-    chunks: ChunkLayout | None
-    """Layout of the prefill rows, None if there are none."""
     seq_lens: Tensor
-    slots: Tensor
-    """[requests, 1 + drafts] state slots. A row that verifies tokens leaves its state after token
-    t in column t; every other row updates its live column (prefill: the first) in place."""
+    short: Tensor
+    """[S] short rows."""
+    fresh: Tensor | None
+    """[S] bool: short rows that start from a zero state; None: no such row."""
+    columns: Tensor
+    """[S] column each short row starts from."""
+    single: Tensor
+    """[S] bool: short rows of one token."""
+    rounds: tuple[Round, ...]
+    """Round t handles token t of the short rows that have one."""
+    long: Tensor
+    """Long rows."""
+    long_tokens: Tensor | None
+    """Tokens of the long rows; None: all tokens of the step, in order."""
+    chunks: ChunkLayout | None
+    """Layout of the long rows, None if there are none."""
     live: Tensor
-    """[decodes] slots the decode rows start from."""
-
-    @property
-    def prefill_slots(self) -> Tensor:
-        """[prefill rows] slots the prefill rows end in."""
-        return self.slots[self.decodes :, 0]
+    """[S] slots the short rows start from."""
+    targets: tuple[Tensor, ...]
+    """Per round, the slots it writes."""
+    ends: Tensor
+    """Slots the long rows end in, which are also the ones they start from."""
 
     def written(self) -> Tensor:
         """Every slot this step writes, in any order."""
-        if not self.rounds:
-            return torch.cat([self.live, self.prefill_slots])
-        parts = [self.target(round_) for round_ in self.rounds]
-        return torch.cat([*parts, self.prefill_slots])
-
-    def target(self, round_: Round) -> Tensor:
-        """Slots one round of a verification writes."""
-        first = self.slots[round_.rows, round_.column]
-        if round_.column:
-            return first
-        single = self.single[round_.rows]
-        return torch.where(single, self.live[round_.rows], first)
+        return torch.cat([*self.targets, self.ends])
 
 
 class KDABackend(AttentionBackend):
@@ -170,9 +160,8 @@ class KDABuilder(AttentionMetadataBuilder[KDAMetadata]):
         speculative = vllm_config.speculative_config
         self.drafts: int = speculative.num_speculative_tokens if speculative else 0
         self.history: int = kv_cache_spec.shapes[0][0]
-        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
-        # First slot of a request -> tokens it had at the start of its last step, that step's
-        # length if it was a decode (else 0), and the live column during it.
+        # First slot of a request -> its last step: tokens before it, tokens in it if the row was
+        # short (else 0), and the column it started from.
         self._last: dict[int, tuple[int, int, int]] = {}
 
     def build(
@@ -184,75 +173,93 @@ class KDABuilder(AttentionMetadataBuilder[KDAMetadata]):
     ) -> KDAMetadata:
         """Metadata of one step."""
         common = common_attn_metadata
-        rows = split_rows(common, 1 + self.drafts)
+        rows = Rows.of(common)
+        is_short = rows.lengths <= 1 + self.drafts
+        short, long = np.flatnonzero(is_short), np.flatnonzero(~is_short)
+        fresh = (rows.contexts == rows.lengths)[short]
         slots = self._slots(common.block_table_tensor, common.seq_lens, len(rows.lengths))
-        columns = self._columns(rows, slots)
-        count = rows.decodes
-        return KDAMetadata(
-            facts=rows.facts,
-            decodes=count,
-            decode_tokens=rows.decode_tokens,
-            columns=columns,
-            single=torch.from_numpy(rows.lengths[:count] == 1),
-            rounds=_rounds(rows),
-            chunks=chunk_layout(rows.lengths[count:], rows.contexts[count:], self.history),
+        step = KDAMetadata(
+            facts=rows.facts(self.drafts),
             seq_lens=common.seq_lens,
-            slots=slots,
-            live=_live(slots, columns),
+            short=torch.from_numpy(short),
+            fresh=torch.from_numpy(fresh) if fresh.any() else None,
+            columns=torch.from_numpy(self._columns(rows, is_short, slots)[short]),
+            single=torch.from_numpy(rows.lengths[short] == 1),
+            rounds=rounds(rows.lengths[short], rows.starts[short], alone=not len(long)),
+            long=torch.from_numpy(long),
+            long_tokens=_tokens(rows, long) if len(short) else None,
+            chunks=chunk_layout(rows.lengths[long], rows.contexts[long], self.history),
+            live=slots,
+            targets=(),
+            ends=slots,
         )
+        return _with_slots(step, slots)
 
     def update_block_table(
         self, metadata: KDAMetadata, blk_table: Tensor, slot_mapping: Tensor
     ) -> KDAMetadata:
         """The same step for another group: other slots, everything else shared."""
         slots = self._slots(blk_table, metadata.seq_lens, metadata.facts.requests)
-        return replace(metadata, slots=slots, live=_live(slots, metadata.columns))
+        return _with_slots(metadata, slots)
 
     def _slots(self, block_table: Tensor, seq_lens: Tensor, count: int) -> Tensor:
+        """[requests, 1 + drafts] state slots."""
         table = mamba_get_block_table_tensor(
             block_table, seq_lens, self.kv_cache_spec, self.vllm_config.cache_config.mamba_cache_mode
         )
         return table[:count, : 1 + self.drafts].long()
 
-    def _columns(self, rows: Rows, slots: Tensor) -> Tensor:
-        """Live column of each decode row, from our own record of the previous step.
+    def _columns(self, rows: Rows, is_short: np.ndarray, slots: Tensor) -> np.ndarray:
+        """Column each row starts from, by our own record of the previous step.
 
-        After a verification it is (tokens kept since its start) - 1; a one-token decode keeps the
-        column; prefill ends in the first. The engine's own accepted-token counts are not used:
-        some releases pass them only in steps that carry drafts.
+        After several tokens it is (tokens kept of them) - 1; a lone token keeps the column; a long
+        row ends in the first. The engine's own accepted-token counts are not used: some releases
+        pass them only in steps that carry drafts.
         """
-        columns = np.zeros(rows.decodes, dtype=np.int64)
+        columns = np.zeros(len(rows.lengths), dtype=np.int64)
         if self.drafts:
             computed = rows.contexts - rows.lengths
             for row, first in enumerate(slots[:, 0].tolist()):
                 now, length = int(computed[row]), int(rows.lengths[row])
-                if row >= rows.decodes:
-                    self._last[first] = (now, 0, 0)
-                    continue
-                before, verified, column = self._last.get(first, (now, 0, 0))
-                if verified > 1:
+                before, taken, column = self._last.get(first, (now, 0, 0)) if now else (0, 0, 0)
+                if taken > 1:
                     column = now - before - 1
-                    if not 0 <= column < verified:
-                        raise RuntimeError(f"slot {first}: kept {column + 1} of {verified} tokens")
+                    if not 0 <= column < taken:
+                        raise RuntimeError(f"slot {first}: {column + 1} of {taken} tokens kept")
                 columns[row] = column
-                self._last[first] = (now, length, column)
-        return torch.from_numpy(columns)
+                self._last[first] = (now, length, column) if is_short[row] else (now, 0, 0)
+        return columns
 
 
-def _live(slots: Tensor, columns: Tensor) -> Tensor:
-    return slots[: len(columns)].gather(1, columns.unsqueeze(1)).squeeze(1)
+def rounds(lengths: np.ndarray, starts: np.ndarray, alone: bool) -> tuple[Round, ...]:
+    """Token by token over rows of `lengths` >= 1 whose tokens begin at `starts`.
 
-
-def _rounds(rows: Rows) -> tuple[Round, ...]:
-    lengths, starts = rows.lengths[: rows.decodes], rows.starts[: rows.decodes]
+    `alone`: these are all rows of the step. Empty for no rows.
+    """
     longest = int(lengths.max(initial=0))
-    if longest <= 1:
-        return ()
-    alive = [np.flatnonzero(lengths > column) for column in range(longest)]
-    return tuple(
-        Round(torch.from_numpy(some), torch.from_numpy(starts[some] + column), column)
-        for column, some in enumerate(alive)
-    )
+    if longest == 1 and alone:
+        return (Round(None, None),)
+    found = []
+    for token in range(longest):
+        rows = np.flatnonzero(lengths > token)
+        which = None if len(rows) == len(lengths) else torch.from_numpy(rows)
+        found.append(Round(which, torch.from_numpy(starts[rows] + token)))
+    return tuple(found)
+
+
+def _tokens(rows: Rows, some: np.ndarray) -> Tensor:
+    spans = [np.arange(rows.starts[row], rows.starts[row] + rows.lengths[row]) for row in some]
+    return torch.from_numpy(np.concatenate(spans) if spans else np.empty(0, dtype=np.int64))
+
+
+def _with_slots(step: KDAMetadata, slots: Tensor) -> KDAMetadata:
+    mine = slots[step.short]
+    live = mine.gather(1, step.columns.unsqueeze(1)).squeeze(1)
+    targets = []
+    for token, round_ in enumerate(step.rounds):
+        target = mine[:, token] if token else torch.where(step.single, live, mine[:, 0])
+        targets.append(target if round_.rows is None else target[round_.rows])
+    return replace(step, live=live, targets=tuple(targets), ends=slots[step.long, 0])
 
 
 @dataclass(frozen=True)
@@ -311,7 +318,6 @@ class MLABuilder(AttentionMetadataBuilder[MLAMetadata]):
     ) -> None:
         """As vLLM calls it."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
 
     def build(
         self,

@@ -7,8 +7,8 @@ Source of the wiring: Kimi K3 technical report (arXiv 2607.24653), sections 2.1 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,11 @@ from kimi_k3.layers.mla import MLA
 from kimi_k3.layers.moe import LatentMoE
 from kimi_k3.reference.weights import LM_HEAD, MODEL, layer_prefix
 from kimi_k3.runtime.evidence import Recorder
-from kimi_k3.runtime.plan import plan
+from kimi_k3.runtime.plan import Plan, StepFacts, plan
 from kimi_k3.support import refuse_unsupported, switch_of
+
+if TYPE_CHECKING:
+    from kimi_k3.specialised import Specialised
 
 
 class Layer(nn.Module):
@@ -103,6 +106,7 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self.recorder = Recorder(
             get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size(), self.switch
         )
+        self.specialised: Specialised | None = None
         self._kda = [layer.self_attn.prefix for layer in self._of_kind(KDA)]
         self._mla = [layer.self_attn.prefix for layer in self._of_kind(MLA)]
 
@@ -148,10 +152,17 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
 
         Raises one ValueError naming every missing, unknown or wrong-shaped tensor.
         """
-        load_all(self.dims, self.slots(), weights, keep=False)
+        wanted = self.switch == "latency_specialized"
+        raw = load_all(self.dims, self.slots(), weights, keep=wanted)
         for module in self.modules():
             if isinstance(module, Site | KDA | MLA):
                 module.finish_loading()
+        if wanted:
+            from kimi_k3.specialised import Specialised
+
+            attentions = [layer.self_attn for layer in self.layers]
+            self.specialised = Specialised(self.dims, raw, attentions)
+            self.recorder.extra_bytes = self.specialised.executor.extra_bytes
         return {name for name, _ in self.named_parameters()}
 
     # ---- forward ------------------------------------------------------------------------------
@@ -173,21 +184,29 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         metadata = get_forward_context().attn_metadata
         steps: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
         facts = steps[self._kda[0]].facts if steps else None
-        chosen = plan(facts, self.switch, self.recorder.prepared)
-        if steps:
-            groups = {id(step): step for step in (steps[name] for name in self._kda)}
-            self.recorder.record(
-                chosen,
-                facts,
-                [step.written() for step in groups.values()],
-                [steps[self._mla[0]].slot_mapping],
-            )
-        else:
-            self.recorder.record(chosen, None)
+        prepared = self.specialised.prepared if self.specialised else ()
+        chosen = plan(facts, self.switch, prepared)
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)
-        return self._stock(inputs_embeds, steps)
+        if chosen.path == "specialised":
+            assert self.specialised is not None
+            out = self.specialised.run(inputs_embeds, steps)
+        else:
+            out = self._stock(inputs_embeds, steps)
+        self._record(chosen, facts, steps, prepared)
+        return out
+
+    def _record(
+        self, chosen: Plan, facts: StepFacts | None, steps: dict[str, Any], prepared: Sequence[int]
+    ) -> None:
+        self.recorder.prepared = prepared
+        if facts is None:
+            self.recorder.record(chosen, None)
+            return
+        groups = {id(step): step for step in (steps[name] for name in self._kda)}
+        slots = [step.written() for step in groups.values()]
+        self.recorder.record(chosen, facts, slots, [steps[self._mla[0]].slot_mapping])
 
     def _stock(self, embedded: Tensor, steps: dict[str, Any]) -> Tensor:
         bank = Bank(self.dims, embedded, self.floor)

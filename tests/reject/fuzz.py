@@ -19,7 +19,7 @@ from pathlib import Path
 
 import bundle_maker as maker
 
-from fasttrack.bundle import layout
+from fasttrack.bundle import layout, sshsig, statement
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema._json import StrictJsonError, canonical_bytes, loads
 from fasttrack.verify.steps import verify
@@ -125,12 +125,15 @@ MUTATIONS: tuple[Mutation, ...] = (
 )  # fmt: skip
 
 
-def without_a_key(members: maker.Members, original: maker.Members, path: Path) -> Path:
-    """Repair manifest and statement where possible; the author's signature stays."""
+def without_a_key(members: maker.Members, path: Path) -> Path:
+    """Repair manifest, statement and envelope where possible; the author's signature stays."""
     try:
         renewed = maker.remanifest(members)
+        old = sshsig.parse(members["signatures/1.sig"])
     except (KeyError, ValueError):
         return maker.assemble(members, path)
+    entry = statement.EnvelopeSignature(sshsig.fingerprint(old.public_key), old.encode())
+    renewed[layout.ENVELOPE] = statement.envelope(renewed[layout.STATEMENT], (entry,))
     for name, data in members.items():
         if layout.signature_number(name) is not None:
             renewed[name] = data
@@ -154,7 +157,7 @@ def run(honest: Path, allowed: Path, foreign: Path, count: int, seed: int) -> Co
                 if attacker == "nobody":
                     maker.assemble(mutant, path)
                 elif attacker == "repairer":
-                    without_a_key(mutant, original, path)
+                    without_a_key(mutant, path)
                 else:
                     try:
                         maker.reseal(mutant, path, foreign)

@@ -93,7 +93,7 @@ KIMI_K3 = {
     "support": "dims presets config runtime",
     "model": "dims presets config support layers backend runtime reference.weights",
     "plugin": "dims presets config support model layers backend runtime",
-    "cases": "dims presets cases kernels reference",
+    "cases": "dims presets checkpoint cases kernels reference runtime.collective runtime.executor",
 }
 KIMI_K3_OUTSIDE = {
     "__init__": "",

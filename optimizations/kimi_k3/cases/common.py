@@ -10,7 +10,7 @@ KDA, MLA layers, three AttnRes blocks as in k3-nano, so that the compiled units 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,10 @@ Tensors = dict[str, Tensor]
 Regime = Mapping[str, int]
 
 BATCHES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+
+LEAST_ROWS = 16
+"""Requests of a cell. Smaller batches are run several times, each on requests of its own: the
+error of 128 numbers is too uncertain to be compared with another."""
 
 NAN = float("nan")
 
@@ -79,13 +83,29 @@ def generator(seed: int, regime: Regime) -> torch.Generator:
     return torch.Generator().manual_seed(mixed)
 
 
-def depth(random: torch.Generator, regime: Regime) -> Tensors:
-    """Prefix [B, D], bank [B, N, D] with NaN in blocks not yet stored, `sources` int64 []."""
-    batch, sources = regime["batch"], regime["sources"]
-    bank = torch.randn(batch, DIMS.blocks, DIMS.hidden, generator=random)
+def requests(regime: Regime) -> int:
+    """Requests R of a cell: the batch, or as many batches as give `LEAST_ROWS`."""
+    return regime["batch"] * max(1, LEAST_ROWS // regime["batch"])
+
+
+def batches(inputs: Tensors, *names: str) -> Iterator[Tensors]:
+    """`inputs` batch by batch: the tensors called `names` are cut, everything else is shared."""
+    batch = int(inputs["batch"])
+    for start in range(0, inputs[names[0]].shape[0], batch):
+        yield inputs | {name: inputs[name][start : start + batch] for name in names}
+
+
+def depth(random: torch.Generator, regime: Regime, sources: int) -> Tensors:
+    """Prefix [R, D], bank [R, N, D] with NaN in blocks not yet stored, `sources` and `batch`."""
+    count = requests(regime)
+    bank = torch.randn(count, DIMS.blocks, DIMS.hidden, generator=random)
     bank[:, sources:] = NAN
-    prefix = torch.randn(batch, DIMS.hidden, generator=random)
-    return {"prefix": prefix, "bank": bank, "sources": torch.tensor(sources)}
+    return {
+        "prefix": torch.randn(count, DIMS.hidden, generator=random),
+        "bank": bank,
+        "sources": torch.tensor(sources),
+        "batch": torch.tensor(regime["batch"]),
+    }
 
 
 def site(inputs: Tensors, prefix: Tensor, name: str, norm: str) -> Tensor:
@@ -118,8 +138,7 @@ def _kernel(recipe: Recipe) -> Kernel:
 
 def call(unit: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Run a compiled unit: the package the executor loads for these arguments."""
-    single = tensors[0].shape[0] == 1
-    return _kernel(Recipe.of(unit, constants(), single, tensors))(list(tensors))
+    return _kernel(Recipe.of(unit, constants(), tensors))(list(tensors))
 
 
 def padded(tensor: Tensor, rows: int) -> Tensor:

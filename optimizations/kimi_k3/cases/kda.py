@@ -30,26 +30,26 @@ class KdaCase:
         """Every batch size; every number of stored blocks; rows of padding behind the requests."""
         plain = [{"batch": batch, "sources": 2, "padding": 0} for batch in common.BATCHES]
         deep = [{"batch": 3, "sources": n, "padding": 0} for n in (0, 1, 3)]
-        return [*plain, *deep, {"batch": 3, "sources": 2, "padding": 5}]
+        return [*plain, *deep, {"batch": 3, "sources": 2, "padding": 2}]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """States of all slots, NaN where no request of this step owns them, the null slot too."""
         random = common.generator(seed, regime)
-        batch = regime["batch"]
-        total = 2 * batch + 3
-        slots = torch.randperm(total - 1, generator=random)[:batch] + 1
+        count = common.requests(regime)
+        total = 2 * count + 3
+        slots = torch.randperm(total - 1, generator=random)[:count] + 1
         states = {}
         for name, shape in {
             "conv": DIMS.conv_state_shape(),
             "recurrent": DIMS.recurrent_state_shape(),
         }.items():
             states[name] = torch.full((total, *shape), common.NAN)
-            states[name][slots] = torch.randn(batch, *shape, generator=random)
+            states[name][slots] = torch.randn(count, *shape, generator=random)
         own = common.layer_weights(
             seed, common.KDA, ("self_attn", "self_attention_res", "input_layernorm")
         )
         padding = torch.tensor(regime["padding"])
-        depth = common.depth(random, regime)
+        depth = common.depth(random, regime, regime["sources"])
         return {**own, **depth, **states, "slots": slots, "padding": padding}
 
     def reference(self, inputs: Tensors) -> Tensors:
@@ -61,40 +61,47 @@ class KdaCase:
         return self._plain(inputs)
 
     def _plain(self, inputs: Tensors) -> Tensors:
-        slots = inputs["slots"]
-        x = common.site(inputs, inputs["prefix"], "self_attention_res", "input_layernorm")
         own = Scope(inputs, "self_attn.")
         conv, recurrent = inputs["conv"], inputs["recurrent"]
-        y, new_conv, new_recurrent = kda.step(own, DIMS, x, conv[slots], recurrent[slots])
-        conv[slots], recurrent[slots] = new_conv, new_recurrent
-        return _outputs(y, conv, recurrent, slots)
+        ys = []
+        for part in common.batches(inputs, "prefix", "bank", "slots"):
+            slots = part["slots"]
+            x = common.site(part, part["prefix"], "self_attention_res", "input_layernorm")
+            y, conv[slots], recurrent[slots] = kda.step(
+                own, DIMS, x, conv[slots], recurrent[slots]
+            )
+            ys.append(y)
+        return _outputs(ys, conv, recurrent, inputs["slots"])
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The compiled unit, with NaN rows as padding where the regime has some."""
-        live = inputs["slots"]
-        batch = live.shape[0]
+        batch = int(inputs["batch"])
         rows = batch + int(inputs["padding"])
-        slots = torch.zeros(rows, dtype=torch.int64)
-        slots[:batch] = live
         conv, recurrent = common.paged(inputs["conv"]), common.paged(inputs["recurrent"])
-        tensors = [
-            common.padded(inputs["prefix"], rows),
-            common.padded(inputs["bank"], rows),
-            torch.stack([inputs["sources"]] * 3),
-            conv,
-            recurrent,
-            slots,
-            slots > 0,
-            *prepared.pack(common.getter(inputs), common.constants()),
-        ]
-        (y,) = common.call("kda", tensors)
-        return _outputs(y[:batch], conv, recurrent, live)
+        packed = prepared.pack(common.getter(inputs), common.constants())
+        ys = []
+        for part in common.batches(inputs, "prefix", "bank", "slots"):
+            slots = torch.zeros(rows, dtype=torch.int64)
+            slots[:batch] = part["slots"]
+            tensors = [
+                common.padded(part["prefix"], rows),
+                common.padded(part["bank"], rows),
+                torch.stack([inputs["sources"]] * 3),
+                conv,
+                recurrent,
+                slots,
+                slots > 0,
+                *packed,
+            ]
+            (y,) = common.call("kda", tensors)
+            ys.append(y[:batch])
+        return _outputs(ys, conv, recurrent, inputs["slots"])
 
 
-def _outputs(y: Tensor, conv: Tensor, recurrent: Tensor, slots: Tensor) -> Tensors:
+def _outputs(ys: list[Tensor], conv: Tensor, recurrent: Tensor, slots: Tensor) -> Tensors:
     others = [common.without(state, slots).float() for state in (conv, recurrent)]
     return {
-        "y": y,
+        "y": torch.cat(ys),
         "conv": conv[slots],
         "state": recurrent[slots],
         "untouched": torch.cat(others, dim=1),

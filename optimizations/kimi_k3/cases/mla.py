@@ -16,6 +16,9 @@ from kimi_k3.reference.weights import Scope
 from kimi_k3.runtime.step import DecodeStep, rows
 
 
+_PER_REQUEST = ("prefix", "bank", "lengths", "table", "mapping")
+
+
 def requests(random: torch.Generator, batch: int, context: int) -> Tensors:
     """Lengths up to `context`, pages in random order, where each new row goes.
 
@@ -82,18 +85,18 @@ class MlaCase:
         short = [{"batch": b, "context": 40, "padding": 0} for b in common.BATCHES]
         edge = [{"batch": 3, "context": c, "padding": 0} for c in (2, PAGE, PAGE + 1)]
         long = [{"batch": b, "context": 300, "padding": 0} for b in (1, 2, 8, 33)]
-        return [*short, *edge, *long, {"batch": 3, "context": 40, "padding": 5}]
+        return [*short, *edge, *long, {"batch": 3, "context": 40, "padding": 2}]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """A cache with NaN in every row that holds no token of a request."""
         random = common.generator(seed, regime)
-        made = requests(random, regime["batch"], regime["context"])
+        made = requests(random, common.requests(regime), regime["context"])
         own = common.layer_weights(
             seed, common.MLA, ("self_attn", "self_attention_res", "input_layernorm")
         )
         return {
             **own,
-            **common.depth(random, {"batch": regime["batch"], "sources": 2}),
+            **common.depth(random, regime, sources=2),
             **made,
             "cache": cache(random, made),
             "padding": torch.tensor(regime["padding"]),
@@ -108,34 +111,41 @@ class MlaCase:
         return self._plain(inputs)
 
     def _plain(self, inputs: Tensors) -> Tensors:
-        x = common.site(inputs, inputs["prefix"], "self_attention_res", "input_layernorm")
-        past = gathered(inputs, inputs["cache"])
-        y, new = mla.step(Scope(inputs, "self_attn."), DIMS, x, past, inputs["lengths"] - 1)
+        own = Scope(inputs, "self_attn.")
         flat = inputs["cache"].flatten(0, 1)
-        flat[inputs["mapping"]] = new
-        return _outputs(y, flat, inputs["mapping"])
+        ys = []
+        for part in common.batches(inputs, *_PER_REQUEST):
+            x = common.site(part, part["prefix"], "self_attention_res", "input_layernorm")
+            past = gathered(part, part["cache"])
+            y, flat[part["mapping"]] = mla.step(own, DIMS, x, past, part["lengths"] - 1)
+            ys.append(y)
+        return _outputs(ys, flat, inputs["mapping"])
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The compiled unit, with NaN rows as padding where the regime has some."""
-        batch = len(inputs["lengths"])
-        prepared_rows = batch + int(inputs["padding"])
-        plan = rows(decode_step(inputs, inputs["lengths"]), 1, prepared_rows, PAGE)
+        batch = int(inputs["batch"])
+        total = batch + int(inputs["padding"])
         flat = inputs["cache"].flatten(0, 1)
-        tensors = [
-            common.padded(inputs["prefix"], prepared_rows),
-            common.padded(inputs["bank"], prepared_rows),
-            torch.stack([inputs["sources"]] * 3),
-            flat,
-            plan.write,
-            plan.writable,
-            plan.context,
-            plan.visible,
-            *prepared.pack(common.getter(inputs), common.constants()),
-        ]
-        (y,) = common.call("mla", tensors)
-        return _outputs(y[:batch], flat, inputs["mapping"])
+        packed = prepared.pack(common.getter(inputs), common.constants())
+        ys = []
+        for part in common.batches(inputs, *_PER_REQUEST):
+            plan = rows(decode_step(part, part["lengths"]), 1, total, PAGE)
+            tensors = [
+                common.padded(part["prefix"], total),
+                common.padded(part["bank"], total),
+                torch.stack([inputs["sources"]] * 3),
+                flat,
+                plan.write,
+                plan.writable,
+                plan.context,
+                plan.visible,
+                *packed,
+            ]
+            (y,) = common.call("mla", tensors)
+            ys.append(y[:batch])
+        return _outputs(ys, flat, inputs["mapping"])
 
 
-def _outputs(y: Tensor, flat: Tensor, mapping: Tensor) -> Tensors:
+def _outputs(ys: list[Tensor], flat: Tensor, mapping: Tensor) -> Tensors:
     untouched = common.without(flat, mapping).float()
-    return {"y": y, "cache": flat[mapping], "untouched": untouched}
+    return {"y": torch.cat(ys), "cache": flat[mapping], "untouched": untouched}

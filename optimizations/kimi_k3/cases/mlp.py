@@ -32,15 +32,15 @@ class _MlpCase:
         fixed = {"sources": 2, "restart": 0, "padding": 0}
         plain = [{"batch": batch} | fixed for batch in common.BATCHES]
         deep = [{"batch": 3} | fixed | {"sources": n, "restart": 1} for n in (1, 3)]
-        return [*plain, *deep, {"batch": 3} | fixed | {"padding": 5}]
+        return [*plain, *deep, {"batch": 3} | fixed | {"padding": 2}]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """Prefix and attention output; blocks not yet stored hold NaN."""
         random = common.generator(seed, regime)
         return {
             **common.layer_weights(seed, self.layer, (self.module, *_SITE)),
-            **common.depth(random, regime),
-            "delta": torch.randn(regime["batch"], DIMS.hidden, generator=random),
+            **common.depth(random, regime, regime["sources"]),
+            "delta": torch.randn(common.requests(regime), DIMS.hidden, generator=random),
             "restart": torch.tensor(regime["restart"]),
             "padding": torch.tensor(regime["padding"]),
         }
@@ -54,28 +54,30 @@ class _MlpCase:
         return self._plain(inputs)
 
     def _plain(self, inputs: Tensors) -> Tensors:
-        prefix = inputs["delta"] + (0.0 if inputs["restart"] else inputs["prefix"])
-        x = common.site(inputs, prefix, *_SITE)
-        return {"y": prefix + self._module(Scope(inputs, f"{self.module}."), x)}
+        own = Scope(inputs, f"{self.module}.")
+        ys = []
+        for part in common.batches(inputs, "prefix", "bank", "delta"):
+            prefix = part["delta"] + (0.0 if inputs["restart"] else part["prefix"])
+            ys.append(prefix + self._module(own, common.site(part, prefix, *_SITE)))
+        return {"y": torch.cat(ys)}
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The compiled unit, with NaN rows as padding where the regime has some."""
-        batch = inputs["prefix"].shape[0]
+        batch = int(inputs["batch"])
         rows = batch + int(inputs["padding"])
-        sources = inputs["sources"]
-        prefix, delta = (common.padded(inputs[name], rows) for name in ("prefix", "delta"))
-        tensors = [
-            prefix,
-            common.padded(inputs["bank"], rows),
-            torch.stack([sources, sources, inputs["restart"]]),
-            delta,
-            *self._packed(inputs),
-        ]
-        for share in common.call(self.op, tensors):
-            # Only a unit that leaves its result to an exchange of ranks returns it.
-            if share is not None:
-                prefix.add_(share)
-        return {"y": prefix[:batch]}
+        sites = torch.stack([inputs["sources"], inputs["sources"], inputs["restart"]])
+        packed = self._packed(inputs)
+        ys = []
+        for part in common.batches(inputs, "prefix", "bank", "delta"):
+            prefix, bank, delta = (
+                common.padded(part[name], rows) for name in ("prefix", "bank", "delta")
+            )
+            for share in common.call(self.op, [prefix, bank, sites, delta, *packed]):
+                # Only a unit that leaves its result to an exchange of ranks returns it.
+                if share is not None:
+                    prefix.add_(share)
+            ys.append(prefix[:batch])
+        return {"y": torch.cat(ys)}
 
     def _module(self, own: Weights, x: Tensor) -> Tensor:
         raise NotImplementedError

@@ -8,6 +8,8 @@ correctly; how exact each is, their own cases say.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from kimi_k3.runtime.collective import SingleRank
 from kimi_k3.runtime.executor import Executor
 
 _PREFIX = "language_model."
+_PER_REQUEST = ("hidden", "slots", "lengths", "table", "mapping")
 
 
 class FinalCase:
@@ -31,12 +34,13 @@ class FinalCase:
 
     def regimes(self) -> list[Regime]:
         """Every batch size."""
-        return [{"batch": batch, "sources": DIMS.blocks} for batch in common.BATCHES]
+        return [{"batch": batch} for batch in common.BATCHES]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """A full bank."""
         random = common.generator(seed, regime)
-        return {**common.model_weights(seed), **common.depth(random, regime)}
+        depth = common.depth(random, regime, DIMS.blocks)
+        return {**common.model_weights(seed), **depth}
 
     def reference(self, inputs: Tensors) -> Tensors:
         """FP64."""
@@ -44,13 +48,20 @@ class FinalCase:
 
     def stock(self, inputs: Tensors) -> Tensors:
         """Eager, in the dtype of the inputs."""
-        return {"y": common.site(inputs, inputs["prefix"], "output_attn_res", "norm")}
+        ys = [
+            common.site(part, part["prefix"], "output_attn_res", "norm")
+            for part in common.batches(inputs, "prefix", "bank")
+        ]
+        return {"y": torch.cat(ys)}
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The compiled unit."""
         weights = prepared.pack(common.getter(inputs), "output_attn_res", "norm")
-        (y,) = common.call("final", [inputs["prefix"], inputs["bank"], *weights])
-        return {"y": y}
+        ys = [
+            common.call("final", [part["prefix"], part["bank"], *weights])[0]
+            for part in common.batches(inputs, "prefix", "bank")
+        ]
+        return {"y": torch.cat(ys)}
 
 
 class StepCase:
@@ -71,31 +82,33 @@ class StepCase:
             {"batch": 1, "context": 40, "prepared": 1},
             {"batch": 2, "context": 40, "prepared": 2},
             {"batch": 5, "context": 300, "prepared": 5},
-            {"batch": 3, "context": 40, "prepared": 8},
+            {"batch": 3, "context": 40, "prepared": 5},
+            {"batch": 9, "context": 40, "prepared": 16},
             {"batch": 33, "context": 140, "prepared": 33},
         ]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """Caches of every layer, slots of every KDA layer; NaN wherever no request owns a row."""
         random = common.generator(seed, regime)
-        batch = regime["batch"]
-        made = requests(random, batch, regime["context"])
-        total = 2 * batch + 3
+        count = common.requests(regime)
+        made = requests(random, count, regime["context"])
+        total = 2 * count + 3
         for layer in DIMS.mla_layers:
             made[f"cache.{layer}"] = cache(random, made)
         slots = []
         for layer in DIMS.kda_layers:
-            slots.append(torch.randperm(total - 1, generator=random)[:batch] + 1)
+            slots.append(torch.randperm(total - 1, generator=random)[:count] + 1)
             shapes = {"conv": DIMS.conv_state_shape(), "recurrent": DIMS.recurrent_state_shape()}
             for name, shape in shapes.items():
                 state = torch.full((total, *shape), common.NAN)
-                state[slots[-1]] = torch.randn(batch, *shape, generator=random)
+                state[slots[-1]] = torch.randn(count, *shape, generator=random)
                 made[f"{name}.{layer}"] = state
         return {
             **common.weights(seed),
             **made,
-            "slots": torch.stack(slots),
-            "hidden": torch.randn(batch, DIMS.hidden, generator=random),
+            "slots": torch.stack(slots, dim=1),
+            "hidden": torch.randn(count, DIMS.hidden, generator=random),
+            "batch": torch.tensor(regime["batch"]),
             "prepared": torch.tensor(regime["prepared"]),
         }
 
@@ -105,21 +118,10 @@ class StepCase:
 
     def stock(self, inputs: Tensors) -> Tensors:
         """Layer by layer, eager, in the dtype of the inputs."""
-        slots = dict(zip(DIMS.kda_layers, inputs["slots"], strict=True))
-
-        def attention(layer: int, own: Weights, x: Tensor) -> Tensor:
-            if layer in slots:
-                at = slots[layer]
-                conv, recurrent = inputs[f"conv.{layer}"], inputs[f"recurrent.{layer}"]
-                y, conv[at], recurrent[at] = kda.step(own, DIMS, x, conv[at], recurrent[at])
-                return y
-            pages = inputs[f"cache.{layer}"]
-            past = gathered(inputs, pages)
-            y, rows = mla.step(own, DIMS, x, past, inputs["lengths"] - 1)
-            pages.flatten(0, 1)[inputs["mapping"]] = rows
-            return y
-
-        return _outputs(decoder.layers(inputs, DIMS, inputs["hidden"], attention), inputs)
+        ys = []
+        for part in common.batches(inputs, *_PER_REQUEST):
+            ys.append(decoder.layers(inputs, DIMS, part["hidden"], partial(_attention, part)))
+        return _outputs(ys, inputs)
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The executor; the buffers it pads with hold NaN."""
@@ -136,12 +138,28 @@ class StepCase:
         executor.bind(caches)
         executor.prepare()
         executor.poison()
-        y = executor.run(inputs["hidden"], decode_step(inputs, inputs["slots"]))
-        return _outputs(y, inputs)
+        ys = []
+        for part in common.batches(inputs, *_PER_REQUEST):
+            step = decode_step(part, part["slots"].t())
+            ys.append(executor.run(part["hidden"], step))
+        return _outputs(ys, inputs)
 
 
-def _outputs(y: Tensor, inputs: Tensors) -> Tensors:
-    slots = inputs["slots"]
+def _attention(part: Tensors, layer: int, own: Weights, x: Tensor) -> Tensor:
+    """Attention of one layer on the caches of these requests."""
+    if layer in DIMS.kda_layers:
+        at = part["slots"][:, DIMS.kda_layers.index(layer)]
+        conv, recurrent = part[f"conv.{layer}"], part[f"recurrent.{layer}"]
+        y, conv[at], recurrent[at] = kda.step(own, DIMS, x, conv[at], recurrent[at])
+        return y
+    flat, mapping = part[f"cache.{layer}"].flatten(0, 1), part["mapping"]
+    past = gathered(part, part[f"cache.{layer}"])
+    y, flat[mapping] = mla.step(own, DIMS, x, past, part["lengths"] - 1)
+    return y
+
+
+def _outputs(ys: list[Tensor], inputs: Tensors) -> Tensors:
+    slots = inputs["slots"].t()
     conv = [inputs[f"conv.{layer}"] for layer in DIMS.kda_layers]
     state = [inputs[f"recurrent.{layer}"] for layer in DIMS.kda_layers]
     caches = [inputs[f"cache.{layer}"].flatten(0, 1) for layer in DIMS.mla_layers]
@@ -150,7 +168,7 @@ def _outputs(y: Tensor, inputs: Tensors) -> Tensors:
     ]
     untouched += [common.without(one, inputs["mapping"]) for one in caches]
     return {
-        "y": y,
+        "y": torch.cat(ys),
         "conv": torch.stack([one[at] for one, at in zip(conv, slots, strict=True)]),
         "state": torch.stack([one[at] for one, at in zip(state, slots, strict=True)]),
         "cache": torch.stack([one[inputs["mapping"]] for one in caches]),

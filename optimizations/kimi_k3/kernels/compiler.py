@@ -47,7 +47,7 @@ TIME_LIMIT = 1800.0
 
 # Sizes given to the varying axes while compiling. They must differ, or the tracer may take two
 # axes for one; results do not depend on them.
-_SAMPLE = {"batch": 8, "context": 48, "slots": 11, "rows": 13}
+_SAMPLE = {"batch": 5, "context": 48, "slots": 11, "rows": 13}
 
 Kernel = Callable[[list[Tensor]], list[Tensor]]
 """A loaded unit: activations, then weights -> outputs."""
@@ -86,28 +86,24 @@ class Recipe:
 
     unit: str
     constants: Constants
-    single: bool
-    """Compiled for one row exactly; otherwise for any number of rows from two."""
     inputs: tuple[Input, ...]
 
     @classmethod
-    def of(cls, unit: str, constants: Constants, single: bool, tensors: Sequence[Tensor]) -> Recipe:
+    def of(cls, unit: str, constants: Constants, tensors: Sequence[Tensor]) -> Recipe:
         """From arguments as the unit will be called with; only their layout is looked at."""
-        sample = _SAMPLE | {"batch": 1} if single else _SAMPLE
         axes = UNITS[unit].axes
         padded = (*axes, *[()] * (len(tensors) - len(axes)))
         inputs = [
-            Input.of(tensor, [sample[name] for name in names])
+            Input.of(tensor, [_SAMPLE[name] for name in names])
             for tensor, names in zip(tensors, padded, strict=True)
         ]
-        return cls(unit, constants, single, tuple(inputs))
+        return cls(unit, constants, tuple(inputs))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` is its inverse."""
         return {
             "unit": self.unit,
             "constants": self.constants._asdict(),
-            "single": self.single,
             "inputs": [asdict(one) for one in self.inputs],
         }
 
@@ -117,13 +113,13 @@ class Recipe:
         inputs = tuple(
             Input(tuple(one["shape"]), tuple(one["strides"]), one["dtype"]) for one in data["inputs"]
         )
-        return cls(data["unit"], Constants(**data["constants"]), data["single"], inputs)
+        return cls(data["unit"], Constants(**data["constants"]), inputs)
 
     def file_name(self) -> str:
         """Name of the package: readable start, digest of everything the code depends on."""
         identity = json.dumps([self.to_json(), _environment()], sort_keys=True)
         digest = hashlib.sha256(identity.encode()).hexdigest()[:32]
-        return f"{self.unit}-{'one' if self.single else 'many'}-{digest}.pt2"
+        return f"{self.unit}-{digest}.pt2"
 
 
 @cache

@@ -35,7 +35,7 @@ from kimi_k3.kernels.moe import portable as moe_ops
 from kimi_k3.kernels.moe.prepared import DenseWeights, ExpertWeights, FrontWeights, TailWeights
 from kimi_k3.kernels.moe.prepared import widths as moe_widths
 from kimi_k3.kernels.oproj.portable import partial, settle
-from kimi_k3.kernels.projection.portable import project
+from kimi_k3.kernels.projection.portable import linear, project
 
 
 def kda(
@@ -65,7 +65,7 @@ def kda(
 
     q, k, v = convolved.unflatten(-1, (3, *heads)).unbind(1)
     q, k = kda_ops.unit(q) * c.kda_head_dim**-0.5, kda_ops.unit(k)
-    raw = (low @ w.decay_up).unflatten(-1, heads)
+    raw = linear(low, w.decay_up).unflatten(-1, heads)
     factors = kda_ops.decay(raw, w.decay_speed, w.decay_bias, c.gate_lower_bound)
     state = recurrent[slots]
     o, advanced = kda_ops.recur(state, q, k, v, factors, torch.sigmoid(beta))
@@ -100,7 +100,7 @@ def mla(
     new = torch.cat((rms_norm(latent, w.latent_norm, c.eps), key), dim=-1)
     cache.index_put_((write,), torch.where(writable[:, None], new, cache[write]))
 
-    q = rms_norm(low, w.query_norm, c.eps) @ w.query_up
+    q = linear(rms_norm(low, w.query_norm, c.eps), w.query_up)
     query = mla_ops.absorb(q.unflatten(-1, (c.mla_heads, c.nope + c.rope)), w.key_up)
     scale = (c.nope + c.rope) ** -0.5
     o = mla_ops.attend(query, cache[rows], visible, c.kv_lora, scale)
@@ -114,9 +114,9 @@ def dense(
     w = DenseWeights(*weights)
     settled = settle(prefix, delta, sites[2] > 0)
     x = site(settled, bank, sites[1], w.score, w.gain, c.eps)
-    gate, up = (x @ w.gate_up).chunk(2, dim=-1)
+    gate, up = linear(x, w.gate_up).chunk(2, dim=-1)
     prefix.copy_(settled)
-    return situ(gate, up, c.situ_beta, c.situ_linear_beta) @ w.down
+    return linear(situ(gate, up, c.situ_beta, c.situ_linear_beta), w.down)
 
 
 def _front(
@@ -134,12 +134,12 @@ def _experts(
     """This rank's share of the routed sum [B, L] and of the shared expert [B, D]."""
     ids, gains = moe_ops.route(logits, w.bias, c.top_k, c.routed_scaling)
     routed = moe_ops.experts(z, ids, gains, w.w13, w.w2, c.situ_beta, c.situ_linear_beta)
-    return routed, shared @ w.shared_down
+    return routed, linear(shared, w.shared_down)
 
 
 def _tail(c: Constants, routed: Tensor, shared: Tensor, w: TailWeights) -> Tensor:
     """Output of the MoE [B, D]. The norm needs the sum over ranks, so it cannot move before it."""
-    return rms_norm(routed, w.latent_norm, c.eps) @ w.latent_up + shared
+    return linear(rms_norm(routed, w.latent_norm, c.eps), w.latent_up) + shared
 
 
 def moe(

@@ -10,6 +10,7 @@ Shapes: T tokens, R rows, H rank-local heads, D = V = K head width, C = 3 * H * 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +51,20 @@ def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: T
     return torch.bmm(flat, q.reshape(-1, width, 1)).view_as(v)
 
 
+def _pick(tensor: Tensor, places: Tensor | None) -> Tensor:
+    return tensor if places is None else tensor.index_select(0, places)
+
+
+def _clear(history: Tensor, state: Tensor, fresh: Tensor) -> None:
+    """Zero the states of new requests: their slots hold what the last owners left, even NaN."""
+    history.masked_fill_(fresh.view(-1, 1, 1), 0.0)
+    state.masked_fill_(fresh.view(-1, 1, 1, 1), 0.0)
+
+
+def _nothing() -> None:
+    """Nobody waits for the cache."""
+
+
 class KDA(nn.Module, MambaBase):
     """One KDA layer."""
 
@@ -88,6 +103,7 @@ class KDA(nn.Module, MambaBase):
         self.register_buffer("l2_scale", scale, persistent=False)
         self.register_buffer("l2_offset", scale * L2_EPS, persistent=False)
 
+        self.on_bind: Callable[[], None] = _nothing
         self.kv_cache: tuple[Tensor, ...] = (torch.empty(0), torch.empty(0))
         context = vllm_config.compilation_config.static_forward_context
         if prefix in context:
@@ -112,6 +128,11 @@ class KDA(nn.Module, MambaBase):
     def get_attn_backend(self) -> type[Any]:
         """Our own back end."""
         return KDABackend
+
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        """Take the states' views of the engine's pages, and say so."""
+        super().bind_kv_cache(kv_cache)
+        self.on_bind()
 
     # ---- weights ------------------------------------------------------------------------------
 
@@ -161,16 +182,14 @@ class KDA(nn.Module, MambaBase):
 
     def _core(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
         """Convolution to delta rule for all rows, FP32: [T, H, D]."""
-        if step.chunks is None and not step.rounds:
-            return self._decode(qkv, decay, beta, step)
-        cut = step.decode_tokens
-        parts = []
-        if cut:
-            decode = self._verify if step.rounds else self._decode
-            parts.append(decode(qkv[:cut], decay[:cut], beta[:cut], step))
+        parts = len(step.rounds) + (step.chunks is not None)
+        out = torch.empty_like(decay) if parts > 1 else None
+        if step.rounds:
+            out = self._short(qkv, decay, beta, step, out)
         if step.chunks is not None:
-            parts.append(self._prefill(qkv[cut:], decay[cut:], beta[cut:], step))
-        return torch.cat(parts)
+            out = self._long(qkv, decay, beta, step, out)
+        assert out is not None
+        return out
 
     def _activate(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """SiLU, head split, unit-length q and k, q scaled by D^-1/2: each [..., H, D]."""
@@ -190,42 +209,58 @@ class KDA(nn.Module, MambaBase):
         q, k, v = self._activate((window * self.taps).sum(1))
         return recur(state, q, k, v, decay.exp(), beta), window[:, 1:]
 
-    def _decode(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
-        """One token per decode row, each updating its live slot."""
+    def _short(
+        self,
+        qkv: Tensor,
+        decay: Tensor,
+        beta: Tensor,
+        step: KDAMetadata,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Decodes and verifications: one token of every short row per round."""
         convs, states = self.kv_cache
-        state = states.index_select(0, step.live)
-        history = convs.index_select(0, step.live)
-        out, history = self._advance(history, state, qkv, decay, beta)
-        convs.index_copy_(0, step.live, history)
-        states.index_copy_(0, step.live, state)
-        return out
-
-    def _verify(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
-        """A token and its drafts per decode row, keeping the state after each of them."""
-        convs, states = self.kv_cache
-        history, state = convs[step.live], states[step.live]
-        out = torch.empty_like(decay)
-        for round_ in step.rounds:
+        history, state = convs.index_select(0, step.live), states.index_select(0, step.live)
+        if step.fresh is not None:
+            _clear(history, state, step.fresh)
+        for round_, target in zip(step.rounds, step.targets, strict=True):
             rows, tokens = round_.rows, round_.tokens
-            some = state[rows]
-            out[tokens], moved = self._advance(
-                history[rows], some, qkv[tokens], decay[tokens], beta[tokens]
+            some = _pick(state, rows)
+            result, moved = self._advance(
+                _pick(history, rows),
+                some,
+                _pick(qkv, tokens),
+                _pick(decay, tokens),
+                _pick(beta, tokens),
             )
-            history[rows], state[rows] = moved, some
-            target = step.target(round_)
-            convs[target], states[target] = moved, some
+            convs.index_copy_(0, target, moved)
+            states.index_copy_(0, target, some)
+            if rows is None:
+                history = moved
+            else:
+                history.index_copy_(0, rows, moved)
+                state.index_copy_(0, rows, some)
+            if tokens is None or out is None:
+                return result
+            out.index_copy_(0, tokens, result)
+        assert out is not None
         return out
 
-    def _prefill(self, qkv: Tensor, decay: Tensor, beta: Tensor, step: KDAMetadata) -> Tensor:
-        """Whole rows at once: convolution over rows laid end to end, then the chunked scan."""
+    def _long(
+        self,
+        qkv: Tensor,
+        decay: Tensor,
+        beta: Tensor,
+        step: KDAMetadata,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Prompts, whole rows at once: convolution over rows laid end to end, then the scan."""
         layout = step.chunks
         assert layout is not None
+        qkv, decay, beta = (_pick(one, step.long_tokens) for one in (qkv, decay, beta))
         convs, states = self.kv_cache
-        slots = step.prefill_slots[layout.order]
+        slots = step.ends[layout.order]
         history, state = convs.index_select(0, slots), states.index_select(0, slots)
-        # A slot of a new request holds what its last owner left, which may be anything.
-        history.masked_fill_(layout.fresh.view(-1, 1, 1), 0.0)
-        state.masked_fill_(layout.fresh.view(-1, 1, 1, 1), 0.0)
+        _clear(history, state, layout.fresh)
 
         back = self.dims.conv - 1
         line = qkv.new_empty(len(qkv) + len(layout.history), qkv.shape[1])
@@ -238,6 +273,8 @@ class KDA(nn.Module, MambaBase):
             convolved.addcmul_(line[tap : tap + reach], self.taps[tap])
         q, k, v = self._activate(convolved.index_select(0, layout.taps - back))
 
-        out, state = chunk_scan(q, k, v, decay, beta, state, layout)
+        result, state = chunk_scan(q, k, v, decay, beta, state, layout)
         states.index_copy_(0, slots, state)
-        return out
+        if step.long_tokens is None or out is None:
+            return result
+        return out.index_copy_(0, step.long_tokens, result)

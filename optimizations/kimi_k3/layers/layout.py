@@ -30,20 +30,20 @@ PADDING_FLOOR = 1 << 14
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """Prefill rows cut into chunks, chunk-major, longest row first.
+    """Long rows cut into chunks, chunk-major, longest row first.
 
     Chunk c of every row that has one lies before chunk c + 1 of any: the sequential scan over
     chunks then works on slices, and rows that end drop off the slices' ends.
     """
 
     order: Tensor
-    """[rows] prefill rows, longest first; the order of `fresh` and of all states."""
+    """[rows] long rows, longest first; the order of `fresh` and of all states."""
     fresh: Tensor
     """[rows] bool: rows that start from a zero state."""
     active: tuple[int, ...]
     """Rows alive in each chunk step, descending."""
     place: Tensor
-    """[tokens] place of each prefill token among all padded chunk tokens."""
+    """[tokens] place of each token of theirs among all padded chunk tokens."""
     taps: Tensor
     """[tokens] place of each token in the convolution's input: every row's history, then the row."""
     history: Tensor
@@ -58,7 +58,7 @@ class ChunkLayout:
 
 
 def chunk_layout(lengths: np.ndarray, contexts: np.ndarray, history: int) -> ChunkLayout | None:
-    """Layout of prefill rows with `lengths` query tokens out of `contexts`; None for no rows.
+    """Layout of long rows with `lengths` query tokens out of `contexts`; None for no rows.
 
     `history`: tokens the short convolution looks back.
     """

@@ -11,6 +11,7 @@ then a sigmoid gate and the output projection. Shapes: T tokens, H rank-local he
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ from kimi_k3.dims import Dims
 from kimi_k3.layers.common import rms_norm
 from kimi_k3.layers.layout import AttentionTile
 from kimi_k3.layers.loading import Slots, into, linear, parameter
+
+
+def _nothing() -> None:
+    """Nobody waits for the cache."""
 
 
 class MLA(nn.Module, AttentionLayerBase):
@@ -64,6 +69,7 @@ class MLA(nn.Module, AttentionLayerBase):
         self.kv_b = parameter(self.heads, dims.nope + dims.v_head_dim, dims.kv_lora)
         self.w_uk = self.w_uv = torch.empty(0)
 
+        self.on_bind: Callable[[], None] = _nothing
         self.kv_cache = torch.empty(0)
         context = vllm_config.compilation_config.static_forward_context
         if prefix in context:
@@ -84,6 +90,11 @@ class MLA(nn.Module, AttentionLayerBase):
             head_size=self.dims.mla_row,
             dtype=vllm_config.model_config.dtype,
         )
+
+    def bind_kv_cache(self, kv_cache: Tensor) -> None:
+        """Take the engine's pages, and say so."""
+        super().bind_kv_cache(kv_cache)
+        self.on_bind()
 
     @property
     def pages(self) -> Tensor:

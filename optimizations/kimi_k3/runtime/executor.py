@@ -33,8 +33,8 @@ from kimi_k3.runtime.step import DecodeStep, Rows, rows
 __all__ = ["PREPARED_BATCHES", "DecodeStep", "Executor"]
 
 PREPARED_BATCHES = tuple(range(1, 65))
-"""Two compiled forms, one row and any other number of rows, cover these without padding.
-Measured: units compiled for exactly 8 rows were no faster than the ones for any number."""
+"""The compiled units take any number of rows at the speed of units compiled for that number
+(measured at 1 and 8 rows), so nothing needs padding by default."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class _Layer:
     """Per unit of the MLP half."""
 
 
-class _Form(NamedTuple):
-    """Kernels of every layer, compiled for one row or for any other number of rows."""
+class _Kernels(NamedTuple):
+    """Compiled units of every layer; layers of one kind share theirs."""
 
     attention: list[Kernel]
     mlp: list[list[Kernel]]
@@ -97,7 +97,7 @@ class Executor:
         self._bank = torch.zeros(self.batches[-1], dims.blocks, dims.hidden)
         self._caches: list[tuple[Tensor, ...]] = []
         self._page = 1
-        self._forms: dict[bool, _Form] = {}
+        self._kernels: _Kernels | None = None
         held = [self._prefix, self._bank, *self._final]
         for one in self._layers:
             held += [one.sites, *one.attention_weights, *(t for w in one.mlp_weights for t in w)]
@@ -151,7 +151,7 @@ class Executor:
             bound.append(tensors)
         self._page = page or 1
         self._caches = bound
-        self._forms = {}
+        self._kernels = None
 
     def prepare(self) -> None:
         """Load every unit, compiling what the cache folder lacks; called before the first step.
@@ -160,20 +160,18 @@ class Executor:
         """
         if not self._caches:
             raise RuntimeError("bind caches before preparing")
-        singles = sorted({batch == 1 for batch in self.batches})
-        recipes = [recipe for single in singles for recipe in self._recipes(single)]
+        recipes = self._recipes()
         distinct = list(dict.fromkeys(recipes))
         kernels = dict(zip(distinct, compiler.load(distinct), strict=True))
-        for single in singles:
-            loaded = iter([kernels[recipe] for recipe in self._recipes(single)])
-            self._forms[single] = _Form(
-                attention=[next(loaded) for _ in self._layers],
-                mlp=[[next(loaded) for _ in layer.mlp] for layer in self._layers],
-                final=next(loaded),
-            )
+        loaded = iter([kernels[recipe] for recipe in recipes])
+        self._kernels = _Kernels(
+            attention=[next(loaded) for _ in self._layers],
+            mlp=[[next(loaded) for _ in layer.mlp] for layer in self._layers],
+            final=next(loaded),
+        )
 
-    def _recipes(self, single: bool) -> list[Recipe]:
-        """What to compile, in the order of `_Form`; only the layout of the arguments matters."""
+    def _recipes(self) -> list[Recipe]:
+        """What to compile, in the order of `_Kernels`; only the layout of the arguments matters."""
         c, one = self._constants, torch.zeros(1, dtype=torch.int64)
         step = DecodeStep(slots=one, block_table=one[:, None], slot_mapping=one, seq_lens=one + 1, max_seq_len=1)
         plan = rows(step, len(self.dims.kda_layers), 1, self._page)
@@ -190,7 +188,7 @@ class Executor:
             for unit, activations, weights in zip(layer.mlp, firsts, layer.mlp_weights):
                 calls.append((unit, [*activations, *weights]))
         calls.append(("final", [prefix, bank, *self._final]))
-        return [Recipe.of(unit, c, single, inputs) for unit, inputs in calls]
+        return [Recipe.of(unit, c, inputs) for unit, inputs in calls]
 
     def _attention_inputs(
         self, number: int, prefix: Tensor, bank: Tensor, plan: Rows
@@ -212,7 +210,7 @@ class Executor:
         dtype of `hidden`.
         """
         batch = hidden.shape[0]
-        if not self._forms:
+        if self._kernels is None:
             raise RuntimeError("prepare before running, and again after binding other caches")
         if not 1 <= batch <= self.batches[-1] or hidden.dtype != torch.float32:
             raise ValueError(
@@ -220,16 +218,16 @@ class Executor:
                 f"got {list(hidden.shape)} of {hidden.dtype}"
             )
         prepared = self.batches[bisect_left(self.batches, batch)]
-        form, plan = self._forms[prepared == 1], rows(step, len(self.dims.kda_layers), prepared, self._page)
+        plan = rows(step, len(self.dims.kda_layers), prepared, self._page)
         prefix, bank = self._prefix[:prepared], self._bank[:prepared]
         prefix[:batch].copy_(hidden)
         for number, layer in enumerate(self._layers):
             if layer.opens is not None:
                 bank[:, layer.opens].copy_(prefix)
-            (share,) = form.attention[number](self._attention_inputs(number, prefix, bank, plan))
+            (share,) = self._kernels.attention[number](self._attention_inputs(number, prefix, bank, plan))
             delta = self._collective.all_reduce(share)
-            self._mlp(layer, form.mlp[number], prefix, bank, delta)
-        (output,) = form.final([prefix, bank, *self._final])
+            self._mlp(layer, self._kernels.mlp[number], prefix, bank, delta)
+        (output,) = self._kernels.final([prefix, bank, *self._final])
         return output[:batch]
 
     def poison(self) -> None:

@@ -43,6 +43,15 @@ class ScaleAdd:
         """What the engine runs with the switch off."""
         return {"y": ops.stock(**inputs)}
 
+    def stock_variant(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Stock for the same rows in another batch composition: the batch twice, cut back."""
+        batch = inputs["x"].shape[0]
+        twice = {
+            name: torch.cat((value, value)) if value.dim() == 2 else value
+            for name, value in inputs.items()
+        }
+        return {"y": ops.stock(**twice)[:batch]}
+
     def candidate(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The very code the specialised path runs."""
         return {"y": ops.candidate(**inputs)}

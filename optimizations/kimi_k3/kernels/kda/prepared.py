@@ -24,11 +24,11 @@ class KdaWeights(NamedTuple):
     gain: Tensor
     """[D], see `attn_res.prepared`."""
     in_proj: Tensor
-    """[D, q W | k W | v W | output gate W | decay gate rank K | beta H]."""
+    """[q W | k W | v W | output gate W | decay gate rank K | beta H, D]."""
     taps: Tensor
     """[T, C] convolution weights of q | k | v, oldest tap first."""
     decay_up: Tensor
-    """[K, W] second half of the low-rank decay gate."""
+    """[W, K] second half of the low-rank decay gate."""
     decay_bias: Tensor
     """[H, K]."""
     decay_speed: Tensor
@@ -36,11 +36,11 @@ class KdaWeights(NamedTuple):
     norm: Tensor
     """[V] gain of the output norm."""
     out_proj: Tensor
-    """[W, D]."""
+    """[D, W]."""
 
 
 def widths(c: Constants) -> list[int]:
-    """Columns of `KdaWeights.in_proj`: q|k|v, output gate, decay gate, beta."""
+    """Rows of `KdaWeights.in_proj`: q|k|v, output gate, decay gate, beta."""
     width = c.kda_heads * c.kda_head_dim
     return [3 * width, width, c.kda_head_dim, c.kda_heads]
 
@@ -55,12 +55,12 @@ def pack(get: Get, c: Constants) -> KdaWeights:
     return KdaWeights(
         *attn_res.pack(get, "self_attention_res", "input_layernorm"),
         in_proj=projection.pack(
-            (c.hidden, sum(widths(c))), *(get(f"self_attn.{name}.weight") for name in names)
+            (sum(widths(c)), c.hidden), *(get(f"self_attn.{name}.weight") for name in names)
         ),
         taps=taps.t().contiguous(),
-        decay_up=projection.pack((c.kda_head_dim, width), get("self_attn.f_b_proj.weight")),
+        decay_up=projection.pack((width, c.kda_head_dim), get("self_attn.f_b_proj.weight")),
         decay_bias=get("self_attn.dt_bias").reshape(c.kda_heads, -1).clone(),
         decay_speed=speed[:, None],
         norm=get("self_attn.o_norm.weight").clone(),
-        out_proj=oproj.pack(get, (width, c.hidden)),
+        out_proj=oproj.pack(get, (c.hidden, width)),
     )

@@ -13,11 +13,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kimi_k3.kernels.projection.portable import linear_per_head
+
 
 def absorb(q: Tensor, key_up: Tensor) -> Tensor:
-    """Queries [B, H, nope + R], key_up [H, nope, L] -> queries on cache rows [B, H, L + R]."""
-    nope = key_up.shape[1]
-    latent = torch.bmm(q[:, :, :nope].transpose(0, 1), key_up).transpose(0, 1)
+    """Queries [B, H, nope + R], key_up [H, L, nope] -> queries on cache rows [B, H, L + R]."""
+    nope = key_up.shape[2]
+    latent = linear_per_head(q[:, :, :nope], key_up)
     return torch.cat((latent, q[:, :, nope:]), dim=-1)
 
 
@@ -32,6 +34,5 @@ def attend(query: Tensor, rows: Tensor, visible: Tensor, latent: int, scale: flo
 
 
 def values(o: Tensor, value_up: Tensor, gate: Tensor) -> Tensor:
-    """o [B, H, L], value_up [H, L, V], gate [B, H*V] -> gated heads [B, H*V]."""
-    heads = torch.bmm(o.transpose(0, 1), value_up).transpose(0, 1)
-    return heads.flatten(1) * torch.sigmoid(gate)
+    """o [B, H, L], value_up [H, V, L], gate [B, H*V] -> gated heads [B, H*V]."""
+    return linear_per_head(o, value_up).flatten(1) * torch.sigmoid(gate)

@@ -23,23 +23,23 @@ class MlaWeights(NamedTuple):
     gain: Tensor
     """[D], see `attn_res.prepared`."""
     in_proj: Tensor
-    """[D, query latent | key-value latent L + R | output gate H*V]."""
+    """[query latent | key-value latent L + R | output gate H*V, D]."""
     query_norm: Tensor
     """[query latent]."""
     latent_norm: Tensor
     """[L]."""
     query_up: Tensor
-    """[query latent, H * (nope + R)]."""
+    """[H * (nope + R), query latent]."""
     key_up: Tensor
-    """[H, nope, L]."""
+    """[H, L, nope]."""
     value_up: Tensor
-    """[H, L, V]."""
+    """[H, V, L]."""
     out_proj: Tensor
-    """[H*V, D]."""
+    """[D, H*V]."""
 
 
 def widths(c: Constants) -> list[int]:
-    """Columns of `MlaWeights.in_proj`: query latent, key-value latent, shared key, gate."""
+    """Rows of `MlaWeights.in_proj`: query latent, key-value latent, shared key, gate."""
     return [c.q_lora, c.kv_lora, c.rope, c.mla_heads * c.v_head_dim]
 
 
@@ -51,14 +51,14 @@ def pack(get: Get, c: Constants) -> MlaWeights:
     return MlaWeights(
         *attn_res.pack(get, "self_attention_res", "input_layernorm"),
         in_proj=projection.pack(
-            (c.hidden, sum(widths(c))), *(get(f"self_attn.{name}.weight") for name in names)
+            (sum(widths(c)), c.hidden), *(get(f"self_attn.{name}.weight") for name in names)
         ),
         query_norm=get("self_attn.q_a_layernorm.weight").clone(),
         latent_norm=get("self_attn.kv_a_layernorm.weight").clone(),
         query_up=projection.pack(
-            (c.q_lora, c.mla_heads * (c.nope + c.rope)), get("self_attn.q_b_proj.weight")
+            (c.mla_heads * (c.nope + c.rope), c.q_lora), get("self_attn.q_b_proj.weight")
         ),
-        key_up=keys.contiguous(),
-        value_up=values.transpose(1, 2).contiguous(),
-        out_proj=oproj.pack(get, (c.mla_heads * c.v_head_dim, c.hidden)),
+        key_up=keys.transpose(1, 2).contiguous(),
+        value_up=values.contiguous(),
+        out_proj=oproj.pack(get, (c.hidden, c.mla_heads * c.v_head_dim)),
     )

@@ -24,7 +24,7 @@ class FrontWeights(NamedTuple):
     gain: Tensor
     """[D], see `attn_res.prepared`."""
     in_proj: Tensor
-    """[D, router E/tp | latent L/tp | shared gate S | shared up S]: this rank's share of each."""
+    """[router E/tp | latent L/tp | shared gate S | shared up S, D]: this rank's share of each."""
 
 
 class ExpertWeights(NamedTuple):
@@ -37,7 +37,7 @@ class ExpertWeights(NamedTuple):
     w2: Tensor
     """[E, L, I]."""
     shared_down: Tensor
-    """[S, D]."""
+    """[D, S]."""
 
 
 class TailWeights(NamedTuple):
@@ -46,7 +46,7 @@ class TailWeights(NamedTuple):
     latent_norm: Tensor
     """[L]."""
     latent_up: Tensor
-    """[L, D]."""
+    """[D, L]."""
 
 
 class DenseWeights(NamedTuple):
@@ -57,13 +57,13 @@ class DenseWeights(NamedTuple):
     gain: Tensor
     """[D], see `attn_res.prepared`."""
     gate_up: Tensor
-    """[D, gate I | up I]."""
+    """[gate I | up I, D]."""
     down: Tensor
-    """[I, D]."""
+    """[D, I]."""
 
 
 def widths(c: Constants) -> list[int]:
-    """Columns of `FrontWeights.in_proj`: router, latent, shared gate, shared up."""
+    """Rows of `FrontWeights.in_proj`: router, latent, shared gate, shared up."""
     return [c.experts // c.tp, c.latent // c.tp, c.shared_inter, c.shared_inter]
 
 
@@ -81,18 +81,18 @@ def pack(get: Get, c: Constants, rank: int) -> tuple[FrontWeights, ExpertWeights
     return (
         FrontWeights(
             *attn_res.pack(get, "mlp_res", "post_attention_layernorm"),
-            in_proj=projection.pack((c.hidden, sum(widths(c))), router, down, shared[0], shared[1]),
+            in_proj=projection.pack((sum(widths(c)), c.hidden), router, down, shared[0], shared[1]),
         ),
         ExpertWeights(
             bias=get(moe + "gate.e_score_correction_bias").clone(),
             w13=torch.cat((stack("w1"), stack("w3")), dim=1),
             w2=stack("w2"),
-            shared_down=projection.pack((c.shared_inter, c.hidden), shared[2]),
+            shared_down=projection.pack((c.hidden, c.shared_inter), shared[2]),
         ),
         TailWeights(
             latent_norm=get(moe + "routed_expert_norm.weight").clone(),
             latent_up=projection.pack(
-                (c.latent, c.hidden), get(moe + "routed_expert_up_proj.weight")
+                (c.hidden, c.latent), get(moe + "routed_expert_up_proj.weight")
             ),
         ),
     )
@@ -103,6 +103,6 @@ def pack_dense(get: Get, c: Constants) -> DenseWeights:
     gate, up, down = (get(f"mlp.{name}_proj.weight") for name in ("gate", "up", "down"))
     return DenseWeights(
         *attn_res.pack(get, "mlp_res", "post_attention_layernorm"),
-        gate_up=projection.pack((c.hidden, 2 * down.shape[1]), gate, up),
-        down=projection.pack((down.shape[1], c.hidden), down),
+        gate_up=projection.pack((2 * down.shape[1], c.hidden), gate, up),
+        down=projection.pack((c.hidden, down.shape[1]), down),
     )

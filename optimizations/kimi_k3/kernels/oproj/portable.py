@@ -10,10 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kimi_k3.kernels.projection.portable import linear
+
 
 def partial(heads: Tensor, packed: Tensor) -> Tensor:
-    """heads [B, K] of this rank, packed [K, D] -> this rank's share [B, D] of the output."""
-    return heads @ packed
+    """heads [B, K] of this rank, packed [D, K] -> this rank's share [B, D] of the output."""
+    return linear(heads, packed)
 
 
 def settle(prefix: Tensor, delta: Tensor, restart: Tensor) -> Tensor:

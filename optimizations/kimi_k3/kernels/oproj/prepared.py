@@ -12,5 +12,5 @@ from kimi_k3.kernels.projection.prepared import pack as pack_matrices
 
 
 def pack(get: Get, shape: tuple[int, int]) -> Tensor:
-    """Row-parallel output projection, `shape` = [H*V of this rank, D]."""
+    """Row-parallel output projection, `shape` = [D, H*V of this rank]."""
     return pack_matrices(shape, get("self_attn.o_proj.weight"))

@@ -1,0 +1,8 @@
+"""Lets unit tests import the record builders of the zoo, whichever folder pytest starts in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "zoo"))

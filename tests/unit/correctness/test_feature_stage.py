@@ -1,0 +1,101 @@
+"""Protects the feature stage: one session per arm, base's facts kept for the candidate, and errors
+sorted into what is recorded and what stops the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_engine import setting
+
+from fasttrack.correctness import features
+from fasttrack.correctness.features.probe import Feature, agree_ids
+from fasttrack.errors import RunError
+from fasttrack.schema import FeatureRecord, PathRecord, SessionRecord
+
+NAMES = {feature.name for feature in features.registry()}
+
+
+def run(folder: Path, arm: str, **changes: Any) -> list[Any]:
+    """The stage in one arm."""
+    return features.run(setting(folder, **changes), {"arm": arm})
+
+
+def by_name(records: list[Any]) -> dict[str, FeatureRecord]:
+    """Feature records by name."""
+    return {r.feature: r for r in records if isinstance(r, FeatureRecord)}
+
+
+def test_both_arms(tmp_path: Path) -> None:
+    base, mine = run(tmp_path, "base"), run(tmp_path, "candidate")
+    assert set(by_name(base)) == set(by_name(mine)) == NAMES
+    for record in (*by_name(base).values(), *by_name(mine).values()):
+        assert record.status == "observed"
+        assert all(check.holds for check in record.checks), record
+    # Only the candidate is compared with base.
+    assert len(by_name(mine)["logprobs"].checks) > len(by_name(base)["logprobs"].checks)
+    for records, arm in ((base, "base"), (mine, "candidate")):
+        (session,) = [r for r in records if isinstance(r, SessionRecord)]
+        assert (session.stage, session.arm) == ("features", arm)
+        paths = [r for r in records if isinstance(r, PathRecord)]
+        assert {path.cell.removeprefix("features/") for path in paths} == NAMES
+
+
+def test_the_candidate_is_never_compared_with_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as caught:
+        run(tmp_path, "candidate")
+    assert caught.value.code == "RUN-003"
+    run(tmp_path, "base")
+    (tmp_path / "logs" / "features-base-facts.json").write_text("{")
+    with pytest.raises(RunError):
+        run(tmp_path, "candidate")
+
+
+def test_a_request_that_fails_is_a_lost_feature(tmp_path: Path) -> None:
+    run(tmp_path, "base")
+    lost = by_name(run(tmp_path, "candidate", fault="shed_load"))["chunked_prefill"]
+    assert lost.status == "error"
+    assert lost.message == "2 answers to 3 requests"
+
+
+@pytest.mark.parametrize("code", ["ENG-003", "ENG-004", "ENG-005"])
+def test_an_engine_that_is_gone_stops_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    def gone(probe: Any) -> Any:
+        raise RunError(code, "gone")
+
+    broken = Feature("broken", gone, lambda facts, base: [])
+    monkeypatch.setattr(features, "registry", lambda: (broken,))
+    with pytest.raises(RunError) as caught:
+        run(tmp_path, "base")
+    assert caught.value.code == code
+
+
+def test_chosen_features_only(tmp_path: Path) -> None:
+    assert set(by_name(run(tmp_path, "base", cell="log*"))) == {"logprobs"}
+
+
+def test_a_feature_the_target_does_not_offer_is_refused(tmp_path: Path) -> None:
+    record = by_name(run(tmp_path, "base", max_model_len=256))["chunked_prefill"]
+    assert record.status == "refused"
+    assert record.message
+
+
+@pytest.mark.parametrize(
+    ("mine", "gaps", "same"),
+    [
+        ((1, 2, 3), (), True),
+        ((1, 2), (), False),
+        ((1, 2, 3, 4), (), False),
+        ((1, 9, 3), (1.0, 1e-4, 1.0), True),
+        ((1, 9, 9), (1.0, 1e-4, 1.0), True),
+        ((1, 9, 3), (1e-4, 1.0, 1.0), False),
+        ((1, 9, 3), (1.0, None, 1.0), False),
+        ((1, 9, 3), (1.0,), False),
+        ((), (), False),
+    ],
+)
+def test_greedy_answers_may_part_at_a_tie_only(mine: Any, gaps: Any, same: bool) -> None:
+    assert agree_ids((1, 2, 3), gaps, mine) is same

@@ -1,0 +1,74 @@
+"""Protects the eval stage: the same prompts in both arms, every item accounted for, and base asked
+once more in another batch composition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from local_engine import setting
+
+from fasttrack.evals import run
+from fasttrack.evals.pairing import pair
+from fasttrack.schema import ItemRecord, PathRecord, SessionRecord
+
+SPEC = {"items": 5, "answer_tokens": 8}
+
+
+def stage(folder: Path, arm: str, **changes: Any) -> list[Any]:
+    """Records of one arm."""
+    return run.run(setting(folder, **changes), {"arm": arm, **SPEC})
+
+
+def items(records: list[Any]) -> list[ItemRecord]:
+    """Answers among them."""
+    return [record for record in records if isinstance(record, ItemRecord)]
+
+
+def test_both_arms_pair_up(tmp_path: Path) -> None:
+    base, mine = stage(tmp_path, "base"), stage(tmp_path, "candidate")
+    pairs = pair([*items(base), *items(mine)])
+    assert len(pairs) == 5
+    for p in pairs:
+        assert p.control is not None
+        assert p.base.token_ids == p.candidate.token_ids == p.control.token_ids
+        assert len(p.base.token_ids) == len(p.base.logprobs) == len(p.base.gaps) == 8
+    assert Counter(r.repeat for r in items(base)) == {"main": 5, "control": 5}
+    assert Counter(r.repeat for r in items(mine)) == {"main": 5}
+
+
+def test_the_control_runs_in_smaller_batches_and_another_order(tmp_path: Path) -> None:
+    base = stage(tmp_path, "base")
+    main = [r for r in items(base) if r.repeat == "main"]
+    control = [r for r in items(base) if r.repeat == "control"]
+    assert {r.concurrency for r in main} == {5}
+    assert {r.concurrency for r in control} == {run.CONTROL_CONCURRENCY}
+    assert [r.item for r in control] == [r.item for r in main][::-1]
+    paths = [r for r in base if isinstance(r, PathRecord)]
+    assert [p.cell for p in paths] == ["evals/recall/main"] + ["evals/recall/control"] * 3
+
+
+def test_a_lost_answer_is_recorded_and_not_dropped(tmp_path: Path) -> None:
+    records = items(stage(tmp_path, "candidate", fault="shed_load"))
+    assert len(records) == 5
+    assert [r.error for r in records] == ["", "", "", "", "no answer"]
+    assert records[-1].finish_reason == "lost"
+
+
+def test_seeds_change_the_items(tmp_path: Path) -> None:
+    def prompts(seed: int) -> set[str]:
+        return {r.prompt_sha256 for r in items(stage(tmp_path, "base", seed=seed))}
+
+    assert prompts(1) == prompts(1)
+    assert not prompts(1) & prompts(2)
+
+
+def test_prompts_fit_a_short_context(tmp_path: Path) -> None:
+    records = stage(tmp_path, "base", max_model_len=160)
+    assert not any(r.error for r in items(records))
+
+
+def test_one_session(tmp_path: Path) -> None:
+    (session,) = [r for r in stage(tmp_path, "base") if isinstance(r, SessionRecord)]
+    assert (session.stage, session.session, session.switch) == ("evals", "evals-base", "auto")

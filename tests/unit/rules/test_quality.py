@@ -1,0 +1,93 @@
+"""Protects the eval rule's arithmetic: margins, noise, and what a tie is.
+
+The planted faults are in `tests/zoo/cheats`, ties that must be excused in `tests/zoo/honest`.
+"""
+
+from __future__ import annotations
+
+import pytest
+import zoo_records as zoo
+
+from fasttrack.rules import quality
+from fasttrack.schema import ItemRecord, Policy, State, Verdict
+from fasttrack.schema.claim import QualityPolicy
+
+
+def judge(records: list[ItemRecord], policy: Policy | None = None) -> dict[str, Verdict]:
+    """Accuracy and divergence of the zoo's eval."""
+    return {v.cell: v for v in quality.judge(zoo.case(records, policy=policy))}
+
+
+def scored(count: int, wrong: int) -> list[ItemRecord]:
+    """Base is always right, the candidate is wrong in `wrong` of `count` items."""
+    made = []
+    for index in range(count):
+        made += [
+            zoo.item(index, "base"),
+            zoo.item(index, "base", "control"),
+            zoo.item(index, "candidate", score=float(index >= wrong)),
+        ]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("count", "wrong", "state"),
+    [
+        (20, 0, State.NON_INFERIOR),
+        (20, 1, State.INCONCLUSIVE),
+        (400, 2, State.NON_INFERIOR),
+        (400, 6, State.NON_INFERIOR_BUT_WORSE),
+        (400, 80, State.INFERIOR),
+        (20, 20, State.INFERIOR),
+    ],
+)
+def test_accuracy(count: int, wrong: int, state: State) -> None:
+    verdict = judge(scored(count, wrong))["recall/accuracy"]
+    assert verdict.state is state, (verdict.lower, verdict.upper)
+    assert verdict.n == count
+
+
+def test_a_certain_loss_within_the_margin_needs_a_human() -> None:
+    records = scored(400, 6)
+    _, outcome = zoo.decide(zoo.honest_run(evals=zoo.evals(records)))
+    assert outcome.state is State.INCONCLUSIVE
+
+
+def test_margin_comes_from_policy() -> None:
+    strict = Policy(quality=QualityPolicy(accuracy_margin=0.001))
+    assert judge(scored(400, 2))["recall/accuracy"].state is State.NON_INFERIOR
+    assert judge(scored(400, 2), strict)["recall/accuracy"].state is State.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("shift", "state"), [(0.0049, State.PASS), (0.0051, State.FAIL)])
+def test_drift_is_allowed_up_to_a_multiple_of_stock_s_own(shift: float, state: State) -> None:
+    # Stock moved by 2e-3 nats: twice that and the slack of 1e-3 are allowed.
+    records = [
+        r if r.arm == "base" else zoo.item(index // 3, "candidate", score=r.score, shift=shift)
+        for index, r in enumerate(zoo.answers(noise=2e-3))
+    ]
+    verdict = judge(records)["recall/divergence"]
+    assert verdict.state is state, verdict.detail
+    assert verdict.estimate == pytest.approx(shift)
+    assert verdict.floor == pytest.approx(5e-3)
+
+
+@pytest.mark.parametrize(("gap", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.FAIL)])
+def test_a_tie_is_a_gap_below_stock_s_own_noise(gap: float, state: State) -> None:
+    base = zoo.item(0, "base", gaps=(gap, *[2.0] * 7))
+    control = zoo.item(0, "base", "control", gaps=(gap, *[2.001] * 7))
+    mine = zoo.item(0, "candidate", tokens=(99, *range(1, 8)))
+    verdict = judge([base, control, mine])["recall/divergence"]
+    assert verdict.state is state, verdict.detail
+
+
+def test_after_the_answers_part_nothing_is_compared() -> None:
+    base = zoo.item(0, "base", gaps=(2.0, 0.0, *[2.0] * 6))
+    control = zoo.item(0, "base", "control", gaps=(2.0, 0.0, *[2.0] * 6))
+    mine = zoo.item(0, "candidate", tokens=(0, 99, *range(2, 8)), logprobs=(-0.5, *[-9.0] * 7))
+    assert judge([base, control, mine])["recall/divergence"].state is State.PASS
+
+
+def test_evals_are_judged_apart() -> None:
+    other = zoo.changed(zoo.answers(), ItemRecord, eval="other")
+    assert len(judge([*zoo.answers(), *other])) == 4

@@ -1,0 +1,77 @@
+"""Protects the exclusions: what makes a sample no measurement of its cell, before its speed is
+looked at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zoo_records as zoo
+
+from fasttrack.rules import validity
+from fasttrack.schema import PathRecord, SampleRecord, SessionRecord
+
+CLAIM = zoo.claim(batch=(4,))
+(THE_CELL,) = CLAIM.cells("lab")
+RECORDS = zoo.perf(the_claim=CLAIM)
+SAMPLE = next(r for r in RECORDS if isinstance(r, SampleRecord) and r.arm == "candidate")
+PATHS = [r for r in RECORDS if isinstance(r, PathRecord) and r.arm == "candidate"]
+
+
+def test_an_honest_sample_counts() -> None:
+    assert validity.sample_problem(SAMPLE, THE_CELL) == ""
+    assert validity.exercised(SAMPLE, THE_CELL, PATHS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"completed_requests": 3},
+        {"planned_requests": 5, "completed_requests": 5},
+        {"prompt_tokens": 255},
+        {"cached_tokens": 1},
+        {"steps": SAMPLE.steps[:11]},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_spoilt_sample_does_not_count(change: dict[str, Any]) -> None:
+    assert validity.sample_problem(SAMPLE.model_copy(update=change), THE_CELL)
+
+
+def test_exclusion_does_not_read_durations() -> None:
+    slow = [step.model_copy(update={"duration_s": 1e6}) for step in SAMPLE.steps]
+    assert validity.sample_problem(SAMPLE.model_copy(update={"steps": slow}), THE_CELL) == ""
+
+
+def test_a_sample_without_its_own_log_is_not_exercised() -> None:
+    others = [path for path in PATHS if path.session != SAMPLE.session]
+    assert not validity.exercised(SAMPLE, THE_CELL, others)
+    short = [path.model_copy(update={"steps": path.steps[:-1]}) for path in PATHS]
+    assert not validity.exercised(SAMPLE, THE_CELL, short)
+
+
+def test_a_stock_step_before_the_window_does_no_harm() -> None:
+    def with_stock(index: int) -> list[PathRecord]:
+        return [
+            path.model_copy(
+                update={
+                    "steps": [
+                        step.model_copy(update={"path": "stock"}) if i == index else step
+                        for i, step in enumerate(path.steps)
+                    ]
+                }
+            )
+            for path in PATHS
+        ]
+
+    assert validity.exercised(SAMPLE, THE_CELL, with_stock(3))
+    assert not validity.exercised(SAMPLE, THE_CELL, with_stock(4))
+
+
+def test_one_engine_and_the_claimed_switch() -> None:
+    assert validity.engine_problem(zoo.case(RECORDS, CLAIM)) == ""
+    other = zoo.changed(RECORDS, SessionRecord, lambda r: r.session == "perf-b1-0-candidate"
+                        or r.session == "perf-b1-0-base", fingerprint={"engine": "fake-1"})  # fmt: skip
+    assert "differs in max_model_len" in validity.engine_problem(zoo.case(other, CLAIM))
+    off = zoo.changed(RECORDS, SessionRecord, lambda r: r.arm == "candidate", switch=None)
+    assert "reports the switch None" in validity.engine_problem(zoo.case(off, CLAIM))

@@ -1,0 +1,105 @@
+"""Protects the claim's own arithmetic: cells, switches, digests, and policies that make sense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import zoo_records as zoo
+from pydantic import ValidationError
+
+from fasttrack.schema import Claim, Policy
+
+
+
+def test_cells_are_the_product_of_the_axes_in_a_stable_order() -> None:
+    claim = zoo.claim(
+        targets={
+            "lab": {
+                "engine": "fake",
+                "role": "evidence",
+                "grid": {"batch": [8, 1], "context_tokens": [64, 16]},
+            }
+        }
+    )
+    assert [cell.id for cell in claim.cells("lab")] == [
+        "decode/batch=8/context_tokens=64",
+        "decode/batch=1/context_tokens=64",
+        "decode/batch=8/context_tokens=16",
+        "decode/batch=1/context_tokens=16",
+    ]
+
+
+def test_the_switch_reaches_the_engine_under_its_key() -> None:
+    switch = zoo.claim().switch
+    assert switch.additional_config("base") == {"decode_backend": "auto"}
+    nested = switch.model_copy(update={"key": "additional_config.k3.decode"})
+    assert nested.additional_config("candidate") == {"k3": {"decode": "latency_specialized"}}
+
+
+def test_the_digest_changes_with_every_field() -> None:
+    base = zoo.claim()
+    assert base.digest() == zoo.claim().digest()
+    for change in (
+        {"name": "other"},
+        {"speed": {"sentence": "slower_nowhere"}},
+        {"features": {"refused": {"logprobs": "why"}}},
+    ):
+        assert zoo.claim(**change).digest() != base.digest()
+
+
+def test_a_claim_survives_its_own_json() -> None:
+    value = zoo.claim().json_value()
+    assert Claim.model_validate(value).json_value() == value
+    assert value["schema"] == "fasttrack.claim/v1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"switch": {"key": "additional_config.x", "base": "a", "candidate": "a"}},
+        {"switch": {"key": "decode_backend", "base": "a", "candidate": "b"}},
+        {"switch": {"key": "additional_config", "base": "a", "candidate": "b"}},
+        {"name": "Not A Name"},
+        {"name": "../up"},
+        {"targets": {}},
+        {"targets": {"../up": zoo.claim().json_value()["targets"]["lab"]}},
+        {"scope": {"models": [], "paths": ["x"], "ops": ["x"]}},
+        {"scope": {"models": ["x"], "paths": ["x"], "ops": ["../x"]}},
+        {"scope": {"models": ["x"], "paths": ["x"], "ops": ["x", "x"]}},
+        {"speed": {"sentence": "faster_in_named_cells"}},
+        {"speed": {"sentence": "faster_everywhere", "faster_batches": [1]}},
+        {"speed": {"sentence": "slower_nowhere", "slower_margin_percent": 0}},
+        {"speed": {"sentence": "slower_nowhere", "slower_margin_percent": 50}},
+        {"schema": "fasttrack.claim/v2"},
+    ],
+    ids=str,
+)
+def test_claims_that_mean_nothing_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        zoo.claim(**change)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"speed": {"level": 0.5}},
+        {"speed": {"level": 0.0}},
+        {"speed": {"min_pairs": 1}},
+        {"speed": {"max_excluded_share": 1.5}},
+        {"numerics": {"min_seeds": 1}},
+        {"numerics": {"ratio_rms": 0}},
+        {"quality": {"accuracy_margin": 0}},
+        {"version": "x"},
+        {"minimum_tier": "deep"},
+    ],
+    ids=str,
+)
+def test_policies_that_cannot_be_decided_by_are_refused(policy: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Policy.model_validate(policy)
+
+
+def test_the_built_in_policy_survives_its_own_json() -> None:
+    value = Policy().json_value()
+    assert Policy.model_validate(value).digest() == Policy().digest()

@@ -1,0 +1,113 @@
+"""Protects the plan: complete, balanced, and with unit names that change with what they measure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import zoo_records as zoo
+
+from fasttrack import plan
+from fasttrack.bundle import layout
+from fasttrack.errors import UsageError
+from fasttrack.schema import STAGES, Claim, Tier
+
+
+
+def made(claim: Claim | None = None, tier: Tier = Tier.SMOKE, seed: int = 0) -> plan.Plan:
+    """The plan of the zoo's claim."""
+    return plan.make(claim or zoo.claim(), "lab", tier, seed)
+
+
+def test_units_of_every_stage() -> None:
+    counted = Counter(unit.stage for unit in made().units)
+    assert counted == {"isolation": 2, "kernels": 1, "features": 2, "evals": 2, "perf": 8}
+    assert {unit.spec["op"] for unit in made().stage("kernels")} == {"mix"}
+    assert [unit.spec["arm"] for unit in made().stage("features")] == ["base", "candidate"]
+    assert [unit.stage for unit in made().units] == sorted(
+        (unit.stage for unit in made().units), key=STAGES.index
+    )
+
+
+def test_unit_names_can_be_file_names_and_are_unique() -> None:
+    for tier in Tier:
+        units = made(tier=tier).units
+        assert len({(unit.stage, unit.name) for unit in units}) == len(units)
+        for unit in units:
+            assert layout.unit_path(unit.stage, unit.name)
+
+
+def test_the_same_arguments_give_the_same_plan() -> None:
+    assert made().json_value() == made().json_value()
+
+
+def test_a_unit_s_name_changes_with_what_decides_its_numbers() -> None:
+    def names(*arguments: object) -> set[str]:
+        return {unit.name for unit in made(*arguments).units}  # type: ignore[arg-type]
+
+    base = names(None, Tier.SMOKE, 0)
+    assert not base & names(None, Tier.SMOKE, 1)
+    assert not base & names(None, Tier.STANDARD, 0)
+    assert not base & names(zoo.claim(title="Other"), Tier.SMOKE, 0)
+
+
+def test_costs_are_estimates_and_not_part_of_the_frozen_plan() -> None:
+    assert all(unit.cost_s > 0 for unit in made().units)
+    assert "cost" not in str(made().json_value())
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+@pytest.mark.parametrize("seed", [0, 1, 2, 17])
+def test_blocks_are_balanced(tier: Tier, seed: int) -> None:
+    sessions = made(tier=tier, seed=seed).stage("perf")
+    blocks = plan.TIERS[tier].blocks
+    assert len(sessions) == 4 * blocks
+    by_place = Counter((unit.spec["position"], unit.spec["arm"]) for unit in sessions)
+    assert set(by_place.values()) == {blocks // 2}
+    for block in range(blocks):
+        arms = [unit.spec["arm"] for unit in sessions if unit.spec["block"] == block]
+        assert arms in (
+            ["base", "candidate", "candidate", "base"],
+            ["candidate", "base", "base", "candidate"],
+        )
+
+
+def test_the_order_of_blocks_is_seeded() -> None:
+    assert len({plan.orders(6, seed) for seed in range(20)}) > 5
+    assert plan.orders(6, 3) == plan.orders(6, 3)
+
+
+def test_higher_tiers_measure_more() -> None:
+    smoke, standard, full = (plan.TIERS[tier] for tier in Tier)
+    for name, value in smoke.__dict__.items():
+        assert value <= getattr(standard, name) <= getattr(full, name), name
+
+
+def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        plan.make(zoo.claim(), "h100", Tier.SMOKE, 0)
+    assert caught.value.code == "CLM-004"
+    assert "lab" in caught.value.next_step
+
+
+def test_a_grid_without_room_for_the_tier_s_window_is_refused() -> None:
+    def target(length: int) -> Claim:
+        grid = {"batch": [1], "context_tokens": [64]}
+        lab = {"engine": "fake", "role": "evidence", "max_model_len": length, "grid": grid}
+        return zoo.claim(targets={"lab": lab})
+
+    assert made(target(96)).cells
+    with pytest.raises(UsageError) as caught:
+        made(target(95))
+    assert caught.value.code == "CLM-005"
+    with pytest.raises(UsageError, match="256 decode steps"):
+        made(target(96), Tier.FULL)
+
+
+def test_stage_names() -> None:
+    assert plan.check_stages(("perf", "kernels")) == ("kernels", "perf")
+    assert plan.check_stages(()) == ()
+    with pytest.raises(UsageError) as caught:
+        plan.check_stages(("kernels", "kernel"))
+    assert caught.value.code == "USE-001"
+    assert "isolation, kernels" in caught.value.next_step

@@ -1,0 +1,114 @@
+"""Protects the numbers behind every verdict: textbook values, and intervals that cover as stated."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasttrack import stats
+
+# Upper quantiles of Student's t as printed in textbooks.
+TABLE = [
+    (0.05, 1, 6.313752),
+    (0.05, 2, 2.919986),
+    (0.05, 3, 2.353363),
+    (0.05, 7, 1.894579),
+    (0.05, 30, 1.697261),
+    (0.05, 100000, 1.644869),
+    (0.025, 3, 3.182446),
+    (0.025, 10, 2.228139),
+    (0.01, 5, 3.364930),
+    (0.001, 4, 7.173182),
+]
+
+
+@pytest.mark.parametrize(("level", "df", "value"), TABLE)
+def test_t_quantiles_are_those_of_the_books(level: float, df: int, value: float) -> None:
+    assert stats.t_quantile(level, df) == pytest.approx(value, rel=1e-6)
+    assert stats.t_upper_tail(value, df) == pytest.approx(level, rel=1e-5)
+
+
+@given(st.floats(-50, 50), st.integers(1, 300))
+def test_tails_add_up_to_one(t: float, df: int) -> None:
+    assert stats.t_upper_tail(t, df) + stats.t_upper_tail(-t, df) == pytest.approx(1.0)
+
+
+@given(st.floats(1e-6, 0.499), st.integers(1, 300))
+def test_quantile_inverts_the_tail(level: float, df: int) -> None:
+    assert stats.t_upper_tail(stats.t_quantile(level, df), df) == pytest.approx(level, rel=1e-8)
+
+
+@pytest.mark.parametrize(("level", "df"), [(0.0, 3), (0.5, 3), (-1.0, 3), (0.05, 0)])
+def test_quantile_refuses_what_has_none(level: float, df: int) -> None:
+    with pytest.raises(ValueError, match="level must lie"):
+        stats.t_quantile(level, df)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "x", "value"),
+    [
+        (1.0, 1.0, 0.3, 0.3),
+        (2.0, 1.0, 0.5, 0.25),
+        (0.5, 0.5, 0.5, 0.5),
+        (5.0, 5.0, 0.0, 0.0),
+        (5.0, 5.0, 1.0, 1.0),
+        (2.0, 3.0, 0.4, 0.5248),
+    ],
+)
+def test_incomplete_beta(a: float, b: float, x: float, value: float) -> None:
+    assert stats.incomplete_beta(a, b, x) == pytest.approx(value, rel=1e-12)
+
+
+def test_centre_and_spread() -> None:
+    assert stats.mean([1.0, 2.0, 4.5]) == 2.5
+    assert stats.sd([1.0, 2.0, 3.0]) == 1.0
+    assert stats.median([3.0, 1.0, 2.0]) == 2.0
+    assert stats.median([4.0, 1.0, 2.0, 3.0]) == 2.5
+
+
+def test_summation_does_not_depend_on_order() -> None:
+    values = [1e16, 1.0, -1e16, 3.0]
+    assert stats.mean(values) == stats.mean(sorted(values)) == 1.0
+
+
+@pytest.mark.parametrize("function", [stats.mean, stats.median])
+def test_nothing_has_no_centre(function: object) -> None:
+    with pytest.raises(ValueError, match="of nothing"):
+        function([])  # type: ignore[operator]
+
+
+def test_one_value_has_no_spread() -> None:
+    for call in (lambda: stats.sd([1.0]), lambda: stats.noise_floor([1.0], 4, 0.05)):
+        with pytest.raises(ValueError, match="two values"):
+            call()
+    with pytest.raises(ValueError, match="df be positive"):
+        stats.t_interval([1.0], 0.05)
+
+
+def test_interval_by_hand() -> None:
+    interval = stats.t_interval([1.0, 2.0, 3.0, 4.0], 0.05)
+    half = 2.353363 * math.sqrt(5 / 3) / 2
+    assert interval.estimate == 2.5
+    assert interval.lower == pytest.approx(2.5 - half, rel=1e-6)
+    assert interval.upper == pytest.approx(2.5 + half, rel=1e-6)
+    assert interval.n == 4
+
+
+def test_bounds_hold_as_often_as_stated() -> None:
+    rng = random.Random(1)
+    missed = 0
+    for _ in range(2000):
+        interval = stats.t_interval([rng.gauss(0.0, 1.0) for _ in range(4)], 0.05)
+        missed += interval.lower > 0.0
+    assert 0.035 < missed / 2000 < 0.065
+
+
+def test_noise_floor_by_hand() -> None:
+    base = [0.0, 0.01, -0.01, 0.0]
+    spread = math.sqrt(0.0002 / 3) * math.sqrt(2 / 4)
+    assert stats.noise_floor(base, 4, 0.05) == pytest.approx(2.353363 * spread, rel=1e-6)
+    assert stats.noise_floor([0.5, 0.5], 4, 0.05) == 0.0

@@ -1,0 +1,460 @@
+"""Protects readers from records that show less than they seem to: none of these runs may pass.
+
+Each cheat is the honest run of the zoo with one thing spoilt, and names the verdict that must find
+it. Every rule's planted faults are here; the honest counterparts are next door, in `honest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import zoo_records as zoo
+
+from fasttrack.schema import (
+    FeatureRecord,
+    ItemRecord,
+    KernelRecord,
+    PathRecord,
+    Record,
+    SampleRecord,
+    SessionRecord,
+    State,
+)
+from fasttrack.schema.verdict import REASONS
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """A spoilt run and the verdict that must find it."""
+
+    name: str
+    records: Sequence[Record]
+    cell: str
+    state: State
+    reason: str
+    says: str = ""
+    claim: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+def spoilt(kind: type, where: Any = None, **changes: Any) -> list[Record]:
+    """The honest run with fields of some records replaced."""
+    return zoo.changed(zoo.honest_run(), kind, where, **changes)
+
+
+def without(condition: Any) -> list[Record]:
+    """The honest run without some records."""
+    return [record for record in zoo.honest_run() if not condition(record)]
+
+
+# Numerics
+
+CELL = "mix/batch=1"
+
+
+def numeric(
+    name: str, reason: str, records: Sequence[Record], says: str = "", state: State = State.FAIL
+) -> Cheat:
+    """A spoilt kernel stage."""
+    return Cheat(name, zoo.honest_run(kernels=records), CELL, state, reason, says)
+
+
+def worse(**changes: Any) -> list[Record]:
+    """Every seed's error with some measures replaced, in units of 1e-6."""
+    return zoo.kernels(
+        [zoo.errors(1.0, **{key: value * 1e-6 for key, value in changes.items()})] * 4
+    )
+
+
+NUMERICS = (
+    numeric("more_error_everywhere", "NUM-RATIO", zoo.kernels([zoo.errors(1.3)]), "mix.y: rms"),
+    numeric("one_slice_hidden_in_the_mean", "NUM-RATIO", worse(worst_slice_rms=3.0), "row=1"),
+    numeric("a_few_elements_off", "NUM-RATIO", worse(q999=6.0), "q999"),
+    numeric("one_element_off", "NUM-RATIO", worse(max=10.0), "row=1,column=7"),
+    numeric(
+        "one_element_off_in_one_seed", "NUM-CAP",
+        zoo.kernels([zoo.errors(), zoo.errors(), zoo.errors(), zoo.errors(), zoo.errors(),
+                     zoo.errors(), zoo.errors(), zoo.errors(), zoo.errors(), zoo.errors(),
+                     zoo.errors(), zoo.errors(max=40e-6)], seeds=12),
+        "row=1,column=7",
+    ),
+    numeric("leans_one_way", "NUM-BIAS", worse(mean_signed=0.3), "mean signed error"),
+    numeric("makes_nan", "NUM-NONFINITE", zoo.kernels([zoo.errors(nonfinite=2)]),
+            "first at row=1,column=7"),
+    numeric("beyond_measuring", "NUM-RATIO",
+            zoo.kernels([zoo.errors(rms=None, q999=None, max=None, worst_slice_rms=None,
+                                    mean_signed=None)])),
+    numeric(
+        "exact_stock_hides_overflow", "NUM-RATIO",
+        zoo.changed(
+            zoo.kernels([zoo.errors(rms=None, q999=None, max=None, worst_slice_rms=None)]),
+            KernelRecord, stock=zoo.errors(0.0), rounding_rms=0.0,
+        ),
+    ),
+    numeric("writes_foreign_rows", "NUM-TOUCHED", zoo.kernels(untouched_equal=False)),
+    numeric("races", "NUM-REPEAT", zoo.kernels(repeats_equal=4), "1 of 5 repeats differ"),
+    numeric("blind_to_one_control", "NUM-INSENSITIVE", zoo.kernels(accepted=["tail_dropped"]),
+            "tail_dropped", State.INSENSITIVE),
+    numeric("no_control_planted", "NUM-INSENSITIVE", zoo.kernels(controls=()), "none was planted",
+            State.INSENSITIVE),
+    numeric("too_few_seeds", "NUM-SEEDS", zoo.kernels(seeds=2), "2 seeds of 3",
+            State.INCONCLUSIVE),
+    numeric("raises", "NUM-CASE", zoo.failed_kernel("raised"), "mix raised: planted"),
+    numeric("hangs", "NUM-CASE", zoo.failed_kernel("hung"), "mix hung"),
+    numeric("dies", "NUM-CASE", zoo.failed_kernel("killed"), "mix killed"),
+    numeric("malformed", "NUM-CASE", zoo.failed_kernel("malformed"), "mix malformed"),
+    numeric("raises_on_one_seed_only", "NUM-CASE", [*zoo.kernels(), *zoo.failed_kernel("raised")]),
+    numeric("not_compared", "NUM-CASE", zoo.changed(zoo.kernels(), KernelRecord, candidate=None),
+            "not compared"),
+    Cheat(
+        "op_without_records", zoo.honest_run(), "shuffle", State.MISSING, "NO-RECORDS",
+        claim={"scope": {"models": ["ZooForCausalLM"], "paths": ["zoo/**"],
+                         "ops": ["mix", "shuffle"]}},
+    ),
+)  # fmt: skip
+
+# Path
+
+
+def logged(name: str, stage: Any, arm: Any, steps: Sequence[Any], reason: str, says: str = "",
+           state: State = State.FAIL) -> Cheat:  # fmt: skip
+    """A step log that tells something else."""
+    records = [
+        zoo.path(stage, arm, name=r.session, cell=r.cell, steps=steps)
+        if isinstance(r, PathRecord) and r.stage == stage and r.arm == arm
+        else r
+        for r in zoo.honest_run()
+    ]
+    return Cheat(name, records, f"{stage}/{arm}", state, reason, says)
+
+
+def steps(arm: Any, **changes: dict[str, Any]) -> list[Any]:
+    """The honest log of a round; ``s3={"path": ...}`` changes its fourth step."""
+    return [
+        zoo.path_step(arm, decode, prefill, index, **changes.get(f"s{index}", {}))
+        for index, (decode, prefill) in enumerate(zoo.ROUND)
+    ]
+
+
+STOCK = {"path": "stock", "reason": "dtype"}
+FAST = {"path": "specialised"}
+PATH = (
+    logged("never_specialised", "evals", "candidate", steps("candidate", s3=STOCK, s4=STOCK,
+           s5=STOCK), "PATH-NONE", "dtype", State.NOT_EXERCISED),
+    logged("specialised_prefill", "features", "candidate", steps("candidate", s0=FAST),
+           "PATH-PREFILL", "first at step 0"),
+    logged("specialised_mixed_step", "features", "candidate", steps("candidate", s2=FAST),
+           "PATH-PREFILL", "first at step 2"),
+    logged("base_is_specialised_too", "evals", "base", steps("base", s4=FAST), "PATH-BASE"),
+    logged("falls_back_now_and_then", "evals", "candidate", steps("candidate", s4=STOCK),
+           "PATH-FALLBACK", "1 pure decode steps ran stock, first: dtype"),
+    logged("log_of_fewer_tokens", "features", "candidate",
+           steps("candidate", s1={"tokens": 31, "prefill_tokens": 31}), "PATH-MISMATCH",
+           "features/x"),
+    logged("log_of_fewer_steps", "features", "candidate", steps("candidate")[:-1],
+           "PATH-MISMATCH", "6 steps of 118 tokens, the log has 5 of 117"),
+    logged("prefill_told_as_decode", "features", "candidate",
+           steps("candidate", s1={"path": "specialised", "prefill_tokens": 0}), "PATH-MISMATCH",
+           "step 1 prefilled 32 tokens, the log says 0"),
+    logged("log_padded_with_steps_nobody_ran", "features", "candidate",
+           [*steps("candidate", s3=STOCK, s4=STOCK, s5=STOCK),
+            *(zoo.path_step("candidate", 1, 0, n) for n in range(6, 40))],
+           "PATH-NONE", "", State.NOT_EXERCISED),
+    logged("empty_log", "features", "candidate", [], "NO-RECORDS", "", State.MISSING),
+    Cheat("no_log_at_all",
+          without(lambda r: isinstance(r, PathRecord) and r.stage == "perf" and r.arm == "base"),
+          "perf/base", State.MISSING, "NO-RECORDS"),
+)  # fmt: skip
+
+# Features
+
+
+def featured(
+    name: str, state: State, reason: str, base: Any, mine: Any, says: str = ""
+) -> Cheat:
+    """The feature `sampling`, as `base` and `mine` show it."""
+    others = zoo.features([n for n in zoo.FEATURES if n != "sampling"])
+    records = [*others, *(r for r in (base, mine) if r is not None)]
+    return Cheat(name, zoo.honest_run(features=records), "sampling", state, reason, says)
+
+
+KEPT = zoo.feature("sampling", "base")
+FEATURES = (
+    featured("lost", State.FAIL, "FEAT-LOST", KEPT,
+             zoo.feature("sampling", "candidate", works=False), "works: False"),
+    featured("error_in_candidate", State.FAIL, "FEAT-LOST", KEPT,
+             zoo.feature("sampling", "candidate", "error", message="boom"), "error: boom"),
+    featured("nothing_was_checked", State.FAIL, "FEAT-LOST", KEPT,
+             zoo.feature("sampling", "candidate", checks=False), "nothing was checked"),
+    featured("broken_in_base_too", State.INVALID, "FEAT-BASE",
+             zoo.feature("sampling", "base", works=False),
+             zoo.feature("sampling", "candidate", works=False), "base: works: False"),
+    featured("undeclared_refusal", State.FAIL, "FEAT-UNDECLARED", KEPT,
+             zoo.feature("sampling", "candidate", "refused", message="no top-p"), "no top-p"),
+    featured("required_and_offered_by_neither_arm", State.INVALID, "FEAT-BASE",
+             zoo.feature("sampling", "base", "refused", message="off"),
+             zoo.feature("sampling", "candidate", "refused", message="off"), "base: refused"),
+    featured("seen_in_one_arm_only", State.MISSING, "NO-RECORDS", KEPT, None),
+)  # fmt: skip
+
+# Quality
+
+
+def quality(name: str, records: Sequence[Record], cell: str, state: State, reason: str,
+            says: str = "") -> Cheat:  # fmt: skip
+    """Spoilt answers."""
+    return Cheat(name, zoo.honest_run(evals=zoo.evals(records)), cell, state, reason, says)
+
+
+def answer(index: int, arm: str, repeat: str = "main") -> Any:
+    """Whether a record is that answer."""
+    return lambda r: r.item == f"recall-{index}" and r.arm == arm and r.repeat == repeat
+
+
+def swap(index: int, position: int, gap: float | None, *, control_gap: float = 0.0) -> list[Any]:
+    """Candidate's token at a position is another one; base's gap there is `gap`."""
+    made = []
+    for r in zoo.answers():
+        if answer(index, "candidate")(r):
+            ids = list(r.token_ids)
+            ids[position] = 99
+            r = r.model_copy(update={"token_ids": tuple(ids)})
+        elif r.item == f"recall-{index}":
+            gaps = list(r.gaps)
+            gaps[position] = gap
+            if r.repeat == "control" and gap is not None:
+                gaps[position] = gap + control_gap
+            r = r.model_copy(update={"gaps": tuple(gaps)})
+        made.append(r)
+    return made
+
+
+def edited(where: Any, **changes: Any) -> list[Any]:
+    """The honest answers with some changed."""
+    return zoo.changed(zoo.answers(), ItemRecord, where, **changes)
+
+
+def nulls(values: Sequence[float]) -> tuple[float | None, ...]:
+    """The first value is not reported."""
+    return (None, *values[1:])
+
+
+DIVERGED = ("recall/divergence", State.FAIL, "EVAL-DIVERGED")
+OPEN = ("recall", State.INCOMPLETE, "EVAL-INCOMPLETE")
+STOCK_NULLS = [
+    r.model_copy(update={"logprobs": nulls(r.logprobs), "gaps": nulls(r.gaps)})
+    if r.repeat == "control"
+    else r
+    for r in swap(4, 5, 1.0)
+]
+QUALITY = (
+    quality("item_dropped_in_one_arm", [r for r in zoo.answers() if not answer(2, "candidate")(r)],
+            *OPEN, "recall-2"),
+    quality("different_prompts", edited(answer(2, "candidate"), prompt_sha256="f" * 64), *OPEN,
+            "different prompts"),
+    quality("control_of_another_prompt", edited(answer(2, "base", "control"),
+            prompt_sha256="f" * 64), *OPEN, "different prompts"),
+    quality("transport_error", edited(answer(2, "candidate"), error="reset"), *OPEN, "reset"),
+    quality("answered_twice", [*zoo.answers(), zoo.item(2, "candidate")], *OPEN, "twice"),
+    quality("one_arm_only", [r for r in zoo.answers() if r.arm == "base"], *OPEN, "one arm only"),
+    quality("parts_where_decided", swap(4, 5, 1.0), *DIVERGED, "recall-4 at token 5 (gap 1)"),
+    quality("parts_at_half_a_tie", swap(4, 5, 1e-3, control_gap=5e-4), *DIVERGED),
+    quality("parts_where_nothing_is_known", swap(4, 5, None), *DIVERGED, "gap unknown"),
+    quality("stock_reports_nulls", STOCK_NULLS, *DIVERGED, "recall-4"),
+    quality("ends_early", edited(answer(4, "candidate"), token_ids=(4, 5, 6)), *DIVERGED,
+            "recall-4 at token 3 (one ends)"),
+    quality("drifts", edited(answer(4, "candidate"), logprobs=tuple(-0.6 for _ in range(8))),
+            *DIVERGED, "log-probability moved"),
+    quality("withholds_logprobs", edited(lambda r: r.arm == "candidate", logprobs=()), *DIVERGED,
+            "160 log-probabilities that stock reports are missing"),
+    quality("no_logprobs_in_either_arm", edited(lambda r: True, logprobs=()),
+            "recall/divergence", State.INCOMPLETE, "EVAL-INCOMPLETE", "no log-probabilities"),
+    quality("no_control", [r for r in zoo.answers() if r.repeat == "main"],
+            "recall/divergence", State.INCOMPLETE, "EVAL-INCOMPLETE", "0 stock-stock controls"),
+    quality("control_of_some", [r for r in zoo.answers() if not answer(7, "base", "control")(r)],
+            "recall/divergence", State.INCOMPLETE, "EVAL-INCOMPLETE", "19 stock-stock controls"),
+    quality("worse", edited(lambda r: r.arm == "candidate" and int(r.item[7:]) % 2 == 0, score=0.0),
+            "recall/accuracy", State.INFERIOR, "EVAL-WORSE"),
+    quality("maybe_worse", edited(answer(4, "candidate"), score=0.0), "recall/accuracy",
+            State.INCONCLUSIVE, "EVAL-POWER"),
+    quality("one_item", [r for r in zoo.answers() if r.item == "recall-1"], "recall/accuracy",
+            State.INCONCLUSIVE, "EVAL-POWER"),
+    quality("cannot_fail", edited(lambda r: True, score=0.0), "recall/accuracy",
+            State.INSENSITIVE, "EVAL-FLOOR"),
+    Cheat("no_answers", zoo.honest_run(evals=zoo.evals([])), "evals", State.MISSING, "NO-RECORDS"),
+)  # fmt: skip
+
+# Speed
+
+SMALL = "decode/batch=1/context_tokens=64"
+LARGE = "decode/batch=8/context_tokens=64"
+
+
+def timed(name: str, records: Sequence[Record], cell: str, state: State, reason: str,
+          says: str = "", **claim: Any) -> Cheat:  # fmt: skip
+    """A spoilt sweep."""
+    return Cheat(name, zoo.honest_run(perf=records), cell, state, reason, says, claim)
+
+
+def measured(where: Any = None, **changes: Any) -> list[Any]:
+    """The honest sweep with some samples changed."""
+    return zoo.changed(zoo.perf(), SampleRecord, where, **changes)
+
+
+def fallen_back(records: list[Any]) -> list[Any]:
+    """One candidate session ran stock in one step of its window."""
+    made = []
+    for r in records:
+        if isinstance(r, PathRecord) and r.session == "perf-b0-1-candidate" and "=8/" in r.cell:
+            told = [*r.steps[:8], r.steps[8].model_copy(update=STOCK), *r.steps[9:]]
+            r = r.model_copy(update={"steps": told})
+        made.append(r)
+    return made
+
+
+def other_build(records: list[Any], name: str = "candidate") -> list[Any]:
+    """Sessions of an arm ran another build."""
+    return zoo.changed(records, SessionRecord, lambda r: r.arm == name,
+                       fingerprint={"engine": "fake-2", "max_model_len": 2048})  # fmt: skip
+
+
+EVERY_CANDIDATE = measured(lambda r: r.arm == "candidate", cached_tokens=64)
+SENTENCE = {"speed": {"sentence": "slower_nowhere"}}
+SPEED = (
+    timed("equal_arms", zoo.perf(1.0), "sentence", State.FAIL, "SPD-SENTENCE", SMALL),
+    timed("equal_arms_cell", zoo.perf(1.0), SMALL, State.EQUIVALENT, "SPD-EQUIVALENT"),
+    timed("slower", zoo.perf(0.8), LARGE, State.SLOWER, "SPD-SLOWER"),
+    timed("slower_somewhere", zoo.perf(0.8), "sentence", State.FAIL, "SPD-SENTENCE", LARGE,
+          **SENTENCE),
+    timed("slightly_slower_than_the_margin", zoo.perf(0.95), "sentence", State.FAIL,
+          "SPD-SENTENCE", LARGE, **SENTENCE),
+    timed("too_noisy_to_say", zoo.perf(1.05, boot_noise=0.2), SMALL, State.INCONCLUSIVE,
+          "SPD-NOISE"),
+    timed("from_the_prefix_cache", EVERY_CANDIDATE, SMALL, State.INVALID, "VAL-TOKENS",
+          "64 prompt tokens came from the prefix cache"),
+    timed("shed_load", measured(lambda r: r.arm == "candidate", completed_requests=0), SMALL,
+          State.INVALID, "VAL-TOKENS", "0 of 1 requests ran"),
+    timed("smaller_batch", measured(lambda r: "=8/" in r.cell, planned_requests=4,
+          completed_requests=4), LARGE, State.INVALID, "VAL-TOKENS", "4 requests for batch 8"),
+    timed("shorter_prompts", measured(lambda r: r.arm == "candidate", prompt_tokens=32), SMALL,
+          State.INVALID, "VAL-TOKENS", "32 prompt tokens instead of the cell's"),
+    timed("short_window", zoo.perf(window=7), SMALL, State.INVALID, "VAL-TOKENS",
+          "only 7 steady decode steps"),
+    timed("another_build", other_build(zoo.perf()), SMALL, State.INVALID, "VAL-ENGINE", "engine"),
+    timed("another_build_sentence", other_build(zoo.perf()), "sentence", State.INCONCLUSIVE,
+          "SPD-SENTENCE", "INVALID"),
+    timed("switch_not_in_effect", zoo.changed(zoo.perf(), SessionRecord,
+          lambda r: r.session == "perf-b0-1-candidate", switch="auto"), SMALL, State.INVALID,
+          "VAL-ENGINE", "'auto'"),
+    timed("stock_step_in_the_window", fallen_back(zoo.perf()), LARGE, State.NOT_EXERCISED,
+          "PATH-NONE", "perf-b0-1-candidate"),
+    timed("stock_step_in_the_window_sentence", fallen_back(zoo.perf()), "sentence", State.FAIL,
+          "SPD-SENTENCE", "NOT_EXERCISED"),
+    timed("cell_left_out", [r for r in zoo.perf() if getattr(r, "cell", "") != LARGE], LARGE,
+          State.MISSING, "NO-RECORDS"),
+    timed("cell_left_out_sentence", [r for r in zoo.perf() if getattr(r, "cell", "") != LARGE],
+          "sentence", State.INCONCLUSIVE, "SPD-SENTENCE", "MISSING"),
+    timed("one_block_only", zoo.perf(blocks=1), SMALL, State.INCONCLUSIVE, "SPD-PAIRS",
+          "2 valid pairs of 3"),
+    timed("candidate_without_base", [r for r in zoo.perf() if getattr(r, "arm", "") != "base"],
+          SMALL, State.INCONCLUSIVE, "SPD-PAIRS"),
+    Cheat("other_stage_of_another_build",
+          [*zoo.honest_run(features=other_build(zoo.features()))], SMALL, State.INVALID,
+          "VAL-ENGINE", "engine"),
+)  # fmt: skip
+
+# Isolation
+
+ISOLATION = (
+    Cheat("file_outside_scope", zoo.honest_run(isolation=zoo.isolation(files_outside_scope=1)),
+          "scope", State.FAIL, "ISO-SCOPE", "files_outside_scope: 1"),
+    Cheat("neighbour_changed", zoo.honest_run(isolation=zoo.isolation(tokens_equal=3)),
+          "neighbour", State.FAIL, "ISO-DIFF", "tokens_equal: 3"),
+    Cheat("op_registered", zoo.honest_run(isolation=zoo.isolation(ops="b2")), "neighbour",
+          State.FAIL, "ISO-DIFF", "ops: 'b2'"),
+    Cheat("value_gone", zoo.honest_run(isolation=zoo.isolation(ops=None)), "neighbour",
+          State.FAIL, "ISO-DIFF", "ops: None"),
+    Cheat("never_checked", zoo.honest_run(isolation=zoo.isolation()[:1]), "neighbour",
+          State.MISSING, "NO-RECORDS"),
+)  # fmt: skip
+
+CHEATS = (*NUMERICS, *PATH, *FEATURES, *QUALITY, *SPEED, *ISOLATION)
+BY_THE_SENTENCE = (State.EQUIVALENT, State.SLOWER)
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
+def test_a_cheat_is_found_and_does_not_pass(cheat: Cheat) -> None:
+    verdicts, outcome = zoo.decide(cheat.records, zoo.claim(**cheat.claim), **cheat.run)
+    verdict = zoo.found(verdicts, cheat.cell)
+    assert (verdict.state, verdict.reason) == (cheat.state, cheat.reason), verdict.detail
+    assert cheat.says in verdict.detail
+    assert outcome.state is not State.PASS
+    # Whoever reads the verdict is told how to go on, and what its code means.
+    assert verdict.next.startswith("fasttrack validate FOLDER")
+    assert verdict.reason in REASONS
+
+
+def test_names_are_unique() -> None:
+    assert len({cheat.name for cheat in CHEATS}) == len(CHEATS)
+
+
+def test_every_reason_of_the_rules_has_a_cheat() -> None:
+    planted = {cheat.reason for cheat in CHEATS}
+    by_stages = {"RUN-PARTIAL"}
+    good = {"OK", "FEAT-DECLARED", "SPD-FASTER"}
+    assert planted | by_stages | good == set(REASONS)
+
+
+def test_zero_records_never_pass() -> None:
+    verdicts, outcome = zoo.decide([])
+    assert outcome.state is State.INCONCLUSIVE
+    assert verdicts
+    assert not any(v.state in (State.PASS, State.FASTER, State.NON_INFERIOR) for v in verdicts)
+
+
+def test_only_failures_never_pass() -> None:
+    records = [r for r in zoo.honest_run() if isinstance(r, FeatureRecord)]
+    assert zoo.decide(records)[1].state is not State.PASS
+
+
+@pytest.mark.parametrize("stage", ["isolation", "kernels", "features", "evals", "perf"])
+def test_a_stage_left_out_is_never_admissible(stage: Any) -> None:
+    stages = tuple(s for s in ("isolation", "kernels", "features", "evals", "perf") if s != stage)
+    verdicts, outcome = zoo.decide(zoo.honest_run(), stages=stages)
+    assert zoo.found(verdicts, stage).reason == "RUN-PARTIAL"
+    assert not outcome.admissible
+    assert outcome.not_admissible_because == (f"stages left out: {stage}",)
+
+
+def test_a_stage_without_records_does_not_pass() -> None:
+    for stage in ("isolation", "kernels", "features", "evals", "perf"):
+        _, outcome = zoo.decide(zoo.honest_run(**{stage: []}))
+        assert outcome.state is not State.PASS, stage
+
+
+def test_chosen_cells_are_judged_and_never_admissible() -> None:
+    verdicts, outcome = zoo.decide(zoo.honest_run(), cell="decode/batch=1/*", stages=("perf",))
+    assert zoo.found(verdicts, SMALL).state is State.FASTER
+    assert not [v for v in verdicts if v.cell == LARGE]
+    assert zoo.found(verdicts, "sentence").state is State.PASS
+    assert not outcome.admissible
+    assert "only cells like decode/batch=1/* were measured" in outcome.not_admissible_because
+
+
+def test_a_choice_of_no_cell_does_not_pass() -> None:
+    for stage in ("kernels", "features", "perf"):
+        _, outcome = zoo.decide([], cell="nothing/like/it", stages=(stage,))
+        assert outcome.state is State.INCONCLUSIVE, stage
+
+
+def test_lower_tiers_and_development_targets_are_not_admissible() -> None:
+    _, outcome = zoo.decide(zoo.honest_run(), tier="smoke")
+    assert outcome.state is State.PASS
+    assert outcome.not_admissible_because == ("tier smoke is below standard",)
+    target = zoo.claim().targets["lab"].model_copy(update={"role": "development"})
+    claim = zoo.claim().model_copy(update={"targets": {"lab": target}})
+    _, outcome = zoo.decide(zoo.honest_run(), claim)
+    assert outcome.not_admissible_because == ("target lab has the role development",)

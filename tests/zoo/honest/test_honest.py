@@ -1,0 +1,166 @@
+"""Protects honest work from the rules: runs that must pass although they are not spotless.
+
+Each is a whole run of the zoo with one thing that a careless rule would hold against it. What the
+rules must refuse is next door, in `cheats`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import zoo_records as zoo
+
+from fasttrack.schema import ItemRecord, KernelRecord, Record, SampleRecord, State
+
+
+@dataclass(frozen=True)
+class Honest:
+    """A run, and the verdict of the cell it is about."""
+
+    name: str
+    records: Sequence[Record]
+    cell: str
+    state: State
+    claim: dict[str, Any] = field(default_factory=dict)
+
+
+def tied(records: list[ItemRecord], moved: float) -> list[ItemRecord]:
+    """Item 3 parts at its fifth token, where base was undecided by 1e-4 nats."""
+    made = []
+    for r in records:
+        if r.item == "recall-3":
+            gaps = [2.0, 2.0, 2.0, 2.0, 1e-4, 2.0, 2.0, 2.0]
+            if r.repeat == "control":
+                gaps = [gap + moved for gap in gaps]
+            ids = list(r.token_ids)
+            if r.arm == "candidate":
+                ids[4] = 99
+            r = r.model_copy(update={"gaps": tuple(gaps), "token_ids": tuple(ids)})
+        made.append(r)
+    return made
+
+
+def lost_session() -> list[Record]:
+    """One session of eight shed a request: excluded, and the other pairs suffice."""
+    return zoo.changed(
+        zoo.perf(1.5), SampleRecord, lambda r: r.session == "perf-b1-3-candidate"
+        or r.session == "perf-b1-3-base", completed_requests=0,
+    )  # fmt: skip
+
+
+def late_step() -> list[Record]:
+    """The engine ran a step after the harness had what it wanted: the log is one step longer."""
+    extra = [zoo.path_step("candidate", d, p, i) for i, (d, p) in enumerate([*zoo.ROUND, (1, 0)])]
+    return [
+        *(r for r in zoo.features() if r != zoo.path("features", "candidate")),
+        zoo.path("features", "candidate", steps=extra),
+    ]
+
+
+REFUSAL: dict[str, Any] = {"features": {"refused": {"prefix_cache": "states are not paged"}}}
+SLOWER: dict[str, Any] = {"speed": {"sentence": "slower_nowhere", "slower_margin_percent": 3.0}}
+NAMED: dict[str, Any] = {
+    "speed": {"sentence": "faster_in_named_cells", "faster_batches": [1]},
+}
+CASES = (
+    Honest("plain", zoo.honest_run(), "sentence", State.PASS),
+    Honest(
+        "better_than_stock",
+        zoo.honest_run(kernels=zoo.kernels([zoo.errors(0.1), zoo.errors(0.11)])),
+        "mix/batch=1",
+        State.PASS,
+    ),
+    Honest(
+        "exact_where_stock_is_exact",
+        zoo.honest_run(
+            kernels=zoo.changed(
+                zoo.kernels([zoo.errors(0.0)]), KernelRecord, stock=zoo.errors(0.0),
+                rounding_rms=0.0,
+            )
+        ),
+        "mix/batch=1",
+        State.PASS,
+    ),  # fmt: skip
+    Honest(
+        "parts_at_a_tie",
+        zoo.honest_run(evals=zoo.evals(tied(zoo.answers(), 2e-4))),
+        "recall/divergence",
+        State.PASS,
+    ),
+    Honest(
+        "as_noisy_as_stock",
+        zoo.honest_run(
+            evals=zoo.evals(
+                [
+                    r if r.arm == "base" else zoo.item(i // 3, "candidate", score=r.score, shift=3e-3)
+                    for i, r in enumerate(zoo.answers(noise=2e-3))
+                ]
+            )
+        ),
+        "recall/divergence",
+        State.PASS,
+    ),
+    Honest("step_after_the_last", zoo.honest_run(features=late_step()), "features/candidate",
+           State.PASS),
+    Honest(
+        "refused_as_declared",
+        zoo.honest_run(
+            features=[
+                *zoo.features([n for n in zoo.FEATURES if n != "prefix_cache"]),
+                zoo.feature("prefix_cache", "base"),
+                zoo.feature("prefix_cache", "candidate", "refused", message="not paged"),
+            ]
+        ),
+        "prefix_cache",
+        State.REFUSED_AS_DECLARED,
+        REFUSAL,
+    ),
+    Honest(
+        "offered_by_neither_arm_and_not_required",
+        zoo.honest_run(
+            features=[
+                *zoo.features(),
+                zoo.feature("stop_strings", "base", "refused", message="nothing to stop at"),
+                zoo.feature("stop_strings", "candidate", "refused", message="nothing to stop at"),
+            ]
+        ),
+        "stop_strings",
+        State.UNSUPPORTED,
+    ),
+    Honest("one_session_lost", zoo.honest_run(perf=lost_session()), "sentence", State.PASS),
+    Honest("machine_drifts", zoo.honest_run(perf=zoo.perf(1.5, drift=0.01)), "sentence",
+           State.PASS),
+    Honest("equal_is_not_slower", zoo.honest_run(perf=zoo.perf(1.0)), "sentence", State.PASS,
+           SLOWER),
+    Honest("within_the_margin", zoo.honest_run(perf=zoo.perf(0.985)), "sentence", State.PASS,
+           SLOWER),
+    Honest("faster_where_named", zoo.honest_run(perf=zoo.perf(1.3)), "sentence", State.PASS, NAMED),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("honest", CASES, ids=lambda honest: honest.name)
+def test_an_honest_run_passes(honest: Honest) -> None:
+    verdicts, outcome = zoo.decide(honest.records, zoo.claim(**honest.claim))
+    verdict = zoo.found(verdicts, honest.cell)
+    assert verdict.state is honest.state, verdict.detail
+    assert outcome.state is State.PASS, [v for v in verdicts if v.state is not State.PASS]
+    assert outcome.admissible
+
+
+def test_a_base_that_scores_nothing_informs_but_does_not_decide_on_a_development_target() -> None:
+    answers = zoo.changed(zoo.answers(), ItemRecord, score=0.0)
+    target = zoo.claim().targets["lab"].model_copy(update={"role": "development"})
+    claim = zoo.claim().model_copy(update={"targets": {"lab": target}})
+    verdicts, outcome = zoo.decide(zoo.honest_run(evals=zoo.evals(answers)), claim)
+    assert zoo.found(verdicts, "recall/accuracy").state is State.INSENSITIVE
+    assert outcome.state is State.PASS
+    assert not outcome.admissible
+
+
+def test_names_are_unique() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert all(dataclasses.is_dataclass(case) for case in CASES)

@@ -1,0 +1,93 @@
+"""The fake engine in the test's own process: no child, no channel, so rooms are tried in no time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zoo_records as zoo
+
+from fasttrack.engine._fake_child import Backend
+from fasttrack.engine.base import Engine, Generation, Launch, Request, SessionInfo
+from fasttrack.engine.serve import Coded
+from fasttrack.engine.setting import Setting
+from fasttrack.errors import RunError
+from fasttrack.schema import Target
+
+
+class LocalSession:
+    """Answers as `fasttrack.engine.base.Session` does."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._backend = Backend()
+        self.peak_rss_mib: float | None = None
+        plugin = launch.plugin.json_value() if launch.plugin else None
+        told = self._backend.start(
+            launch.session, launch.arm, launch.target.json_value(),
+            dict(launch.additional_config), plugin, None,
+        )  # fmt: skip
+        self.info = SessionInfo.model_validate(told)
+
+    def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """Bytes are tokens."""
+        return [tuple(ids) for ids in self._backend.encode(texts)["ids"]]
+
+    def generate(
+        self, requests: Sequence[Request], *, full_decode_steps: int | None = None
+    ) -> Generation:
+        """As `Session.generate`."""
+        asked = [request.json_value() for request in requests]
+        try:
+            return Generation.model_validate(self._backend.generate(asked, full_decode_steps))
+        except Coded as error:
+            raise RunError(error.code, str(error)) from error
+
+    def __enter__(self) -> LocalSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.peak_rss_mib = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalEngine(Engine):
+    """Starts local sessions and remembers their launches."""
+
+    launches: list[Launch] = dataclasses.field(default_factory=list)
+
+    def start(self, launch: Launch) -> Any:
+        """A local session."""
+        self.launches.append(launch)
+        return LocalSession(launch)
+
+
+def target(max_model_len: int = 2048, **fake: Any) -> Target:
+    """A target of the fake engine; keywords go to the engine."""
+    return Target(
+        engine="fake",
+        role="development",
+        max_model_len=max_model_len,
+        grid={"batch": [1, 4], "context_tokens": [64]},
+        engine_args={"fake": fake},
+    )
+
+
+def setting(folder: Path, *, cell: str | None = None, seed: int = 0, **fake: Any) -> Setting:
+    """What a stage gets; keywords go to the fake engine."""
+    claim = zoo.claim().model_copy(update={"targets": {"lab": target(**fake)}})
+    return Setting(
+        claim=claim,
+        target_name="lab",
+        engine=LocalEngine("fake", "none"),
+        checkpoint=None,
+        checkpoint_sha256="none",
+        source_sha256=lambda: "0" * 64,
+        logs=folder / "logs",
+        folder=folder / "zoo",
+        seed=seed,
+        timeout_s=60.0,
+        say=lambda text: None,
+        cell=cell,
+    )

@@ -1,0 +1,439 @@
+"""Builds records of invented runs: an honest one, and the pieces to spoil it with.
+
+Two cells, one op, one eval, all five stages. Everything is seeded; a builder's defaults are honest,
+and each test changes the one thing it is about. Nothing here runs an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from fasttrack import rules
+from fasttrack.plan import orders
+from fasttrack.rules.base import Case
+from fasttrack.schema import (
+    STAGES,
+    Arm,
+    Cell,
+    Check,
+    Claim,
+    EngineStep,
+    ErrorStats,
+    FeatureRecord,
+    IsolationRecord,
+    ItemRecord,
+    KernelRecord,
+    Outcome,
+    PathRecord,
+    PathStep,
+    Policy,
+    Record,
+    RunInfo,
+    SampleRecord,
+    SessionRecord,
+    Tier,
+    Verdict,
+)
+from fasttrack.schema.record import Stage
+
+SWITCH = {"base": "auto", "candidate": "latency_specialized"}
+WINDOW = 12
+"""Steady steps of a sample, after three of warm-up."""
+CONTROLS = ("zeros", "first_slice_off", "tail_dropped", "lower_precision")
+FEATURES = Policy().required_features
+
+
+def claim(
+    *, batch: Sequence[int] = (1, 8), speed: dict[str, Any] | None = None, **changes: Any
+) -> Claim:
+    """A claim on one target of the role `evidence`; `changes` replace top-level keys."""
+    return Claim.model_validate(
+        {
+            "schema": "fasttrack.claim/v1",
+            "name": "zoo",
+            "title": "Zoo",
+            "summary": "An invented claim.",
+            "scope": {"models": ["ZooForCausalLM"], "paths": ["zoo/**"], "ops": ["mix"]},
+            "switch": {"key": "additional_config.decode_backend", **SWITCH},
+            "plugin": {"distribution": "zoo", "module": "zoo"},
+            "speed": speed or {"sentence": "faster_everywhere"},
+            "targets": {
+                "lab": {
+                    "engine": "fake",
+                    "role": "evidence",
+                    "grid": {"batch": batch, "context_tokens": [64]},
+                }
+            },
+        }
+        | changes
+    )
+
+
+def run_info(stages: Sequence[Stage] = STAGES, **changes: Any) -> RunInfo:
+    """Run information of tier `standard`."""
+    return RunInfo(
+        **{
+            "run_id": "zoo-lab-1",
+            "target": "lab",
+            "tier": Tier.STANDARD,
+            "seed": 0,
+            "stages": tuple(stages),
+            "command": ("fasttrack", "validate", "zoo"),
+            "claim_sha256": "0" * 64,
+            "policy_sha256": "0" * 64,
+            "plan_sha256": "0" * 64,
+            "harness_version": "0",
+            "created_utc": "2026-01-01T00:00:00+00:00",
+        }
+        | changes
+    )
+
+
+def case(
+    records: Iterable[Record], the_claim: Claim | None = None, policy: Policy | None = None,
+    **run: Any,
+) -> Case:  # fmt: skip
+    """What a rule is given."""
+    return Case(the_claim or claim(), run_info(**run), policy or Policy(), tuple(records))
+
+
+def decide(
+    records: Iterable[Record], the_claim: Claim | None = None, policy: Policy | None = None,
+    **run: Any,
+) -> tuple[tuple[Verdict, ...], Outcome]:  # fmt: skip
+    """Verdicts and outcome of a run."""
+    return rules.decide(the_claim or claim(), run_info(**run), list(records), policy or Policy())
+
+
+def found(verdicts: Iterable[Verdict], cell: str) -> Verdict:
+    """The one verdict of that cell."""
+    (verdict,) = [verdict for verdict in verdicts if verdict.cell == cell]
+    return verdict
+
+
+# Isolation, kernels, features
+
+
+def isolation(**broken: Any) -> list[Record]:
+    """Both subjects; `broken` replaces what a check observed, by its name."""
+    bounds = {"scope": {"files_outside_scope": 0}, "neighbour": {"tokens_equal": 4, "ops": "a1"}}
+    return [
+        IsolationRecord(
+            subject=subject,
+            checks=[
+                Check(name=n, relation="equal", observed=broken.get(n, bound), bound=bound)
+                for n, bound in named.items()
+            ],
+        )
+        for subject, named in bounds.items()
+    ]
+
+
+def errors(scale: float = 1.0, **changes: Any) -> ErrorStats:
+    """Error statistics of a matrix whose RMS error is `scale` times 1e-6."""
+    unit = 1e-6 * scale
+    return ErrorStats(
+        **{
+            "rms": unit,
+            "q999": 3 * unit,
+            "max": 4 * unit,
+            "worst_slice_rms": 1.5 * unit,
+            "worst_slice": "row=1",
+            "mean_signed": 1e-3 * unit,
+            "nonfinite": 0,
+            "first_bad": "row=1,column=7",
+        }
+        | changes
+    )
+
+
+def kernels(
+    candidate: Sequence[ErrorStats] | None = None,
+    *,
+    seeds: int = 4,
+    cell: str = "mix/batch=1",
+    op: str = "mix",
+    output: str = "y",
+    controls: Sequence[str] = CONTROLS,
+    accepted: Sequence[str] = (),
+    **changes: Any,
+) -> list[Record]:
+    """One cell over seeds, with planted controls; those `accepted` look as good as stock."""
+    rng = random.Random(f"{cell}/{output}")
+    made: list[Record] = []
+    for seed in range(seeds):
+        mine = candidate[seed % len(candidate)] if candidate else errors(rng.uniform(0.97, 1.03))
+        for control in (None, *controls):
+            planted = errors(1.0 if control in accepted else 500.0, mean_signed=0.0)
+            values: dict[str, Any] = {
+                "repeats": 5 if control is None else 0,
+                "repeats_equal": 5 if control is None else 0,
+                **(changes if control is None else {}),
+            }
+            made.append(
+                KernelRecord(
+                    op=op, cell=cell, regime={"batch": 1}, seed=seed, output=output, status="ok",
+                    control=control, stock=errors(), rounding_rms=2e-8,
+                    candidate=mine if control is None else planted, **values,
+                )
+            )  # fmt: skip
+    return made
+
+
+def failed_kernel(status: Any, message: str = "planted") -> list[Record]:
+    """A case that gave no output."""
+    return [
+        KernelRecord(
+            op="mix", cell="mix/batch=1", regime={"batch": 1}, seed=0, output="*", status=status,
+            message=message,
+        )
+    ]  # fmt: skip
+
+
+def feature(
+    name: str,
+    arm: Arm,
+    status: Any = "observed",
+    *,
+    works: bool = True,
+    message: str = "",
+    checks: bool = True,
+) -> FeatureRecord:
+    """One feature in one arm."""
+    check = Check(name="works", relation="equal", observed=works, bound=True)
+    held = (check,) if checks and status == "observed" else ()
+    return FeatureRecord(feature=name, arm=arm, status=status, checks=held, message=message)
+
+
+def features(names: Sequence[str] = FEATURES) -> list[Record]:
+    """All features kept in both arms, with their path evidence."""
+    made: list[Record] = []
+    for arm in ("base", "candidate"):
+        made += [feature(name, arm) for name in names]
+        made += [session("features", f"features-{arm}", arm), path("features", arm)]
+    return made
+
+
+# Sessions, paths
+
+
+def session(stage: Stage, name: str, arm: Arm, **changes: Any) -> SessionRecord:
+    """One boot."""
+    return SessionRecord(
+        **{
+            "stage": stage,
+            "session": name,
+            "arm": arm,
+            "started_utc": "2026-01-01T00:00:10+00:00",
+            "start_s": 1.0,
+            "ready_s": 2.0,
+            "end_s": 3.0,
+            "switch": SWITCH[arm],
+            "fingerprint": {"engine": "fake-1", "max_model_len": 2048},
+        }
+        | changes
+    )
+
+
+def path_step(arm: Arm, decode: int, prefill: int, index: int = 0, **changes: Any) -> PathStep:
+    """What an honest optimization logs of a step."""
+    fast = arm == "candidate" and decode > 0 and prefill == 0
+    reason = "pure decode" if fast else "prefill" if prefill else "switched off"
+    return PathStep(
+        **{
+            "step": index,
+            "path": "specialised" if fast else "stock",
+            "reason": reason,
+            "requests": max(1, decode),
+            "tokens": decode + prefill,
+            "prefill_tokens": prefill,
+        }
+        | changes
+    )
+
+
+Scheduled = Sequence[tuple[int, int]]
+ROUND: Scheduled = ((0, 64), (0, 32), (1, 16), (2, 0), (2, 0), (1, 0))
+"""(decode, prefill) tokens of a short round of work: prefill, a mixed step, decode."""
+
+
+def path(
+    stage: Stage,
+    arm: Arm,
+    scheduled: Scheduled = ROUND,
+    *,
+    name: str = "",
+    cell: str = "features/x",
+    steps: Sequence[PathStep] | None = None,
+) -> PathRecord:
+    """The step log of a call; `steps` replaces what the optimization tells."""
+    honest = [path_step(arm, d, p, index) for index, (d, p) in enumerate(scheduled)]
+    return PathRecord(
+        stage=stage,
+        session=name or f"{stage}-{arm}",
+        arm=arm,
+        cell=cell,
+        steps=honest if steps is None else steps,
+        scheduled=tuple(scheduled),
+    )
+
+
+# Evals
+
+
+def item(
+    index: int,
+    arm: Arm,
+    repeat: Any = "main",
+    *,
+    tokens: Sequence[int] = (),
+    score: float = 1.0,
+    gap: float = 2.0,
+    shift: float = 0.0,
+    **changes: Any,
+) -> ItemRecord:
+    """An answer of eight tokens; `shift` moves every log-probability, in nats."""
+    ids = tuple(tokens) or tuple(range(index, index + 8))
+    return ItemRecord(
+        **{
+            "eval": "recall",
+            "item": f"recall-{index}",
+            "prompt_sha256": hashlib.sha256(str(index).encode()).hexdigest(),
+            "arm": arm,
+            "repeat": repeat,
+            "concurrency": 2 if repeat == "control" else 8,
+            "token_ids": ids,
+            "text": " ".join(map(str, ids)),
+            "logprobs": tuple(-0.5 - token / 100 + shift for token in ids),
+            "gaps": tuple(gap for _ in ids),
+            "finish_reason": "length",
+            "score": score,
+        }
+        | changes
+    )
+
+
+def answers(count: int = 20, noise: float = 0.0) -> list[ItemRecord]:
+    """Equal answers of both arms and base's control, which moves by `noise` nats."""
+    made = []
+    for index in range(count):
+        score = float(index % 5 != 0)
+        made += [
+            item(index, "base", score=score),
+            item(index, "candidate", score=score),
+            item(index, "base", "control", score=score, shift=noise, gap=2.0 + noise),
+        ]
+    return made
+
+
+def evals(records: Sequence[Record] | None = None) -> list[Record]:
+    """The stage: answers, sessions and paths."""
+    made: list[Record] = list(answers() if records is None else records)
+    for arm in ("base", "candidate"):
+        made += [session("evals", f"evals-{arm}", arm), path("evals", arm, cell="evals/recall")]
+    return made
+
+
+# Perf
+
+
+def engine_steps(
+    batch: int, prompt_tokens: int, seconds: Iterator[float], window: int = WINDOW
+) -> list[EngineStep]:
+    """One prefill step, three of warm-up and `window` steady ones."""
+    made, clock = [], 0.0
+    for index in range(1 + 3 + window):
+        duration = next(seconds)
+        made.append(
+            EngineStep(
+                start_s=clock,
+                duration_s=duration,
+                decode_tokens=batch if index else 0,
+                prefill_tokens=0 if index else prompt_tokens,
+            )
+        )
+        clock += duration
+    return made
+
+
+def sample(
+    cell: Cell, arm: Arm, name: str, block: int, position: int, steps: Sequence[EngineStep],
+    **changes: Any,
+) -> SampleRecord:  # fmt: skip
+    """One cell of one session."""
+    prompt = cell.batch * cell.context_tokens
+    return SampleRecord(
+        **{
+            "cell": cell.id,
+            "arm": arm,
+            "session": name,
+            "block": block,
+            "position": position,
+            "planned_requests": cell.batch,
+            "completed_requests": cell.batch,
+            "prompt_tokens": prompt,
+            "cached_tokens": 0,
+            "output_tokens": cell.batch * (len(steps) - 1),
+            "steps": tuple(steps),
+        }
+        | changes
+    )
+
+
+def perf(
+    speedup: float = 1.5,
+    *,
+    the_claim: Claim | None = None,
+    blocks: int = 2,
+    boot_noise: float = 0.002,
+    step_noise: float = 0.002,
+    drift: float = 0.0,
+    seed: int = 0,
+    window: int = WINDOW,
+) -> list[Record]:
+    """All sessions of a sweep: times are log-normal per boot and per step, with a linear drift."""
+    rng = random.Random(f"perf/{seed}")
+    made: list[Record] = []
+    count = 0
+    for block, order in enumerate(orders(blocks, seed)):
+        for position, arm in enumerate(order):
+            name = f"perf-b{block}-{position}-{arm}"
+            pace = 2e-3 / (speedup if arm == "candidate" else 1.0)
+            pace *= (1 + rng.gauss(0, boot_noise)) * (1 + drift * count)
+            count += 1
+            made.append(session("perf", name, arm))
+            for cell in (the_claim or claim()).cells("lab"):
+
+                def seconds(pace: float = pace) -> Iterator[float]:
+                    while True:
+                        yield pace * (1 + abs(rng.gauss(0, step_noise)))
+
+                prompt = cell.batch * cell.context_tokens
+                steps = engine_steps(cell.batch, prompt, seconds(), window)
+                made.append(sample(cell, arm, name, block, position, steps))
+                scheduled = [(s.decode_tokens, s.prefill_tokens) for s in steps]
+                made.append(path("perf", arm, scheduled, name=name, cell=cell.id))
+    return made
+
+
+def honest_run(**parts: Sequence[Record]) -> list[Record]:
+    """A run that passes every rule; a stage's records may be given instead."""
+    stages: dict[str, Sequence[Record]] = {
+        "isolation": isolation(),
+        "kernels": kernels(),
+        "features": features(),
+        "evals": evals(),
+        "perf": perf(),
+    }
+    return [record for stage in STAGES for record in (stages | parts)[stage]]
+
+
+def changed(records: Iterable[Record], kind: type, where: Any = None, **changes: Any) -> list[Any]:
+    """Records with fields replaced in those of a kind for which `where(record)` holds."""
+    return [
+        r.model_copy(update=changes) if isinstance(r, kind) and (where is None or where(r)) else r
+        for r in records
+    ]
