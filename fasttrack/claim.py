@@ -49,7 +49,12 @@ def load(folder: Path) -> Frozen:
         ) from error
     if len(source) > MAX_BYTES:
         raise UsageError("CLM-002", f"{path} is larger than {MAX_BYTES} bytes")
-    return Frozen(claim=parse(_toml(source, path), str(path)), source=source, folder=path.parent)
+    return Frozen(claim=parse_source(source, str(path)), source=source, folder=path.parent)
+
+
+def parse_source(source: bytes, where: str) -> Claim:
+    """A `Claim` from the bytes of a file that messages call `where`; see `load` for errors."""
+    return parse(_toml(source, where), where)
 
 
 def parse(data: dict[str, Any], where: str) -> Claim:
@@ -69,14 +74,19 @@ def load_policy(path: Path | None) -> Policy:
             f"cannot read {path}: {error.strerror}",
             next_step="pass a policy file, or leave --policy out for the built-in policy",
         ) from error
-    return _validated(Policy, _toml(source, path), str(path))
+    return parse_policy(source, str(path))
 
 
-def _toml(source: bytes, path: Path) -> dict[str, Any]:
+def parse_policy(source: bytes, where: str) -> Policy:
+    """A policy from the bytes of a file that messages call `where`; raises as `load` does."""
+    return _validated(Policy, _toml(source, where), where)
+
+
+def _toml(source: bytes, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(source.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise UsageError("CLM-002", f"{path}: {error}", next_step=f"edit {path}") from error
+        raise UsageError("CLM-002", f"{where}: {error}", next_step=f"edit {where}") from error
 
 
 def _validated(model: type[Model], data: dict[str, Any], where: str) -> Model:

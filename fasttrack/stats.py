@@ -113,6 +113,17 @@ def t_interval(values: Sequence[float], level: float) -> Interval:
     return Interval(centre, centre - half, centre + half, len(values))
 
 
+def fisher_upper_tail(mine: int, other: int, n: int) -> float:
+    """P(at least `mine` of the events fall on this side), of `mine + other` over two groups of n.
+
+    Fisher's exact test, one-sided: 0 <= mine, other <= n. 1 when there are no events.
+    """
+    events = mine + other
+    ways = math.comb(2 * n, events)
+    tail = sum(math.comb(n, k) * math.comb(n, events - k) for k in range(mine, min(n, events) + 1))
+    return tail / ways
+
+
 def noise_floor(base: Sequence[float], pairs: int, level: float) -> float:
     """Half-width that `pairs` pairs of base against base would show, from log values of base boots.
 

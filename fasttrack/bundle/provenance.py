@@ -12,7 +12,6 @@ import math
 import os
 import platform
 import re
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import fasttrack
+from fasttrack.bundle.git import GitError, Repository, scope_digest
 from fasttrack.bundle.gpu import gpus
 from fasttrack.schema import Claim, Provenance
 from fasttrack.schema._json import canonical_bytes
+from fasttrack.schema.claim import Scope
 
 ALLOWED_PREFIXES = (
     "CUDA_", "FASTTRACK_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "NVIDIA_", "OMP_",
@@ -36,7 +37,6 @@ ALLOWED_NAMES = frozenset(
 CONTAINER_VARIABLE = "FASTTRACK_CONTAINER_DIGEST"
 WITHHELD = "(withheld: looks like a secret)"
 MAX_VALUE = 1000
-GIT_TIMEOUT_S = 30
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
@@ -73,7 +73,7 @@ def collect(
         package_records=records,
         checkpoint=weights,
         source={
-            **git_state(repo, claim.scope.paths),
+            **git_state(repo, claim.scope),
             "harness_sha256": harness_digest(),
             "run": dict(extra),
         },
@@ -121,61 +121,38 @@ def _container_digest() -> str | None:
     return value if _DIGEST.match(value) else None
 
 
-def git_state(repo: Path, scope: tuple[str, ...]) -> dict[str, Any]:
-    """Commit, tree, dirtiness and the digest of the in-scope files, as git sees them.
+def git_state(folder: Path, scope: Scope) -> dict[str, Any]:
+    """Commit, tree, dirtiness and the digest of the commit's in-scope files, as git sees them.
 
-    Result files under `submissions/` do not make a tree dirty: each run adds one. `scope_sha256`
-    stays equal when files outside the scope change, so evidence survives an unrelated rebase.
+    Result files under `submissions/` do not make a tree dirty: each run adds one.
     """
-    top = _git(repo, "rev-parse", "--show-toplevel")
-    if top is None:
+    try:
+        repository = Repository(folder)
+        commit = repository.commit("HEAD")
+        tree = repository.tree(commit)
+        changed = repository.status()
+        files, scope_sha256 = scope_digest(repository, commit, scope.covers)
+    except GitError:
+        # No repository, or none that can say what it holds: such evidence is not admissible.
         return {"commit": None, "tree": None, "dirty": None}
-    root = Path(top.decode("utf-8", errors="replace").strip())
-    commit = _git(root, "rev-parse", "--verify", "-q", "HEAD")
-    tree = _git(root, "rev-parse", "--verify", "-q", "HEAD^{tree}")
-    changes = _git(root, "status", "--porcelain", "-z", "--", ".", ":(exclude,glob)submissions/**")
-    files = _git(root, "ls-files", "-z", "--", *scope) or b""
-    names = sorted(name for name in files.split(b"\0") if name)
     return {
-        "commit": _text(commit),
-        "tree": _text(tree),
-        "dirty": None if changes is None else bool(changes),
-        "changed_files": None if changes is None else changes.count(b"\0"),
-        "scope_files": len(names),
-        "scope_sha256": _tree_digest(root, [os.fsdecode(name) for name in names]),
+        "commit": commit,
+        "tree": tree,
+        "dirty": bool(changed),
+        "changed_files": changed,
+        "scope_files": files,
+        "scope_sha256": scope_sha256,
     }
 
 
 def harness_digest() -> str:
     """Digest over this package's own source: an edited harness differs from the released one."""
     root = Path(fasttrack.__file__).parent
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    return _tree_digest(root, names)
-
-
-def _tree_digest(root: Path, names: list[str]) -> str:
-    listed = []
-    for name in names:
-        path = root / name
-        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        listed.append([name.encode("utf-8", errors="replace").decode("utf-8"),
-                       hashlib.sha256(data).hexdigest()])  # fmt: skip
-    return hashlib.sha256(canonical_bytes(listed)).hexdigest()
-
-
-def _git(folder: Path, *arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), "--no-optional-locks", *arguments],
-            capture_output=True, timeout=GIT_TIMEOUT_S, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
-
-
-def _text(value: bytes | None) -> str | None:
-    return value.decode("ascii", errors="replace").strip() if value else None
+    listed = [
+        [path.relative_to(root).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in sorted(root.rglob("*.py"))
+    ]
+    return hashlib.sha256(canonical_bytes(sorted(listed))).hexdigest()
 
 
 def _packages() -> tuple[dict[str, str], dict[str, str]]:

@@ -11,16 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report import evidence, origin
-from fasttrack.report.model import Report, Section, clean, table
+from fasttrack.report.model import Report, Section, clean, rank, table, urgency
 from fasttrack.report.tally import Tally, count
 from fasttrack.schema import Record, State, Verdict
-from fasttrack.schema.verdict import BAD, GOOD, REASONS
+from fasttrack.schema.verdict import REASONS
 
 MOST_ROWS = 60
 HEADLINES = {
     State.PASS: "Every deciding rule holds for what was tested.",
     State.FAIL: "At least one deciding rule is broken.",
     State.INCONCLUSIVE: "The records do not suffice for an answer.",
+}
+QUESTIONS = {
+    "isolation": "Is it stock with the switch off, and inside its scope?",
+    "numerics": "Is every changed op as accurate as the stock op?",
+    "path": "Did the specialised path run, and only where claimed?",
+    "features": "Does everything users rely on still work?",
+    "quality": "Are answers as good as stock's?",
+    "speed": "Is decoding as fast as claimed?",
+    "stages": "Was every stage run?",
 }
 
 
@@ -34,7 +43,7 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
     claim, run, outcome = bundle.claim, bundle.run, bundle.outcome
     target = claim.targets[run.target]
     tally = count(bundle.records() if records is None else records)
-    first_bad = [v for v in bundle.verdicts if v.deciding and _rank(v) == 0]
+    first_bad = [v for v in bundle.verdicts if v.deciding and rank(v.state) == 0]
     headline = HEADLINES.get(outcome.state, "")
     if first_bad:
         headline += f" First: {first_bad[0].rule} {first_bad[0].cell}: {first_bad[0].detail}"
@@ -66,7 +75,7 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
 
 def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield _attention(bundle.verdicts)
-    yield _by_stage(bundle.verdicts)
+    yield _by_rule(bundle.verdicts)
     yield evidence.speed(bundle)
     yield evidence.isolation(bundle)
     yield evidence.paths(bundle, tally)
@@ -78,21 +87,16 @@ def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield origin.provenance(bundle, tally)
 
 
-def _rank(verdict: Verdict) -> int:
-    """0 bad, 1 open, 2 good."""
-    if verdict.state in BAD or verdict.state is State.NOT_EXERCISED:
-        return 0
-    return 2 if verdict.state in GOOD else 1
-
-
 def _attention(verdicts: Sequence[Verdict]) -> Section:
     """Everything that is not good, worst first, with its cure."""
-    chosen = sorted((v for v in verdicts if _rank(v) < 2), key=_rank)
+    chosen = sorted((v for v in verdicts if rank(v.state) < 2), key=urgency)
     if not chosen:
-        return Section("What needs attention", ("Nothing: every verdict is good.",))
+        text = ("Nothing: every verdict is good.",)
+        return Section("What needs attention", text, brief=True)
     rows = [(v.state.value, v.rule, v.cell, v.detail, _cure(v.reason)) for v in chosen]
     columns = ("State", "Rule", "Cell", "What was seen", "How to go on")
-    return Section("What needs attention", tables=(table(columns, rows, MOST_ROWS),))
+    shown = table(columns, rows, MOST_ROWS, prose=True)
+    return Section("What needs attention", tables=(shown,), brief=True)
 
 
 def _cure(reason: str) -> str:
@@ -102,13 +106,11 @@ def _cure(reason: str) -> str:
     return f"{reason}: {known.investigate}"
 
 
-def _by_stage(verdicts: Sequence[Verdict]) -> Section:
+def _by_rule(verdicts: Sequence[Verdict]) -> Section:
     """One line per rule, in the order in which rules speak."""
-    rules = dict.fromkeys(v.rule for v in verdicts)
     rows = []
-    for rule in rules:
+    for rule in dict.fromkeys(v.rule for v in verdicts):
         own = [v for v in verdicts if v.rule == rule]
-        states = dict.fromkeys(v.state.value for v in sorted(own, key=_rank))
-        told = ", ".join(f"{sum(v.state.value == state for v in own)} {state}" for state in states)
-        rows.append((rule, len(own), told))
-    return Section("Verdicts", tables=(table(("Rule", "Verdicts", "States"), rows, MOST_ROWS),))
+        rows.append((rule, evidence.states(own), QUESTIONS.get(rule, "")))
+    columns = ("Rule", "States", "Question")
+    return Section("Verdicts", tables=(table(columns, rows, MOST_ROWS),), brief=True)

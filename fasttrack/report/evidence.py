@@ -1,49 +1,77 @@
 """The sections that show what the stages saw: speed, path, kernels, features, evals.
 
-Owns their tables. Numbers come from verdicts and from `tally`; intervals stand beside every
-estimate. Read by `build`.
+Owns their tables and the plot of speed-ups. Numbers come from verdicts and from `tally`; intervals
+stand beside every estimate. Read by `build`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from fasttrack.bundle.reader import Bundle
-from fasttrack.report.model import DETAIL, Section, clean, table
+from fasttrack.report.model import (
+    DETAIL,
+    Forest,
+    Mark,
+    Section,
+    clean,
+    interval,
+    noise,
+    number,
+    table,
+    times,
+    urgency,
+)
 from fasttrack.report.tally import Tally
-from fasttrack.schema import Verdict
+from fasttrack.schema import Cell, State, Verdict
 from fasttrack.schema.verdict import GOOD
 
 MOST_ROWS = 80
 MOST_REASONS = 4
+K = 1024
 
 
 def speed(bundle: Bundle) -> Section:
     """Speed-up per cell of the grid: batch x context, with interval, floor and state."""
     verdicts = {v.cell: v for v in _of(bundle, "speed")}
-    level = 100 * (1 - 2 * bundle.policy.speed.level)
-    rows = []
-    for cell in bundle.claim.cells(bundle.run.target):
+    cells = bundle.claim.cells(bundle.run.target)
+    if not verdicts:
+        told = f"None of the {len(cells)} cells of the grid was measured."
+        return Section("Decode speed", (told,), brief=True)
+    level = f"{100 * (1 - 2 * bundle.policy.speed.level):.0f}% interval"
+    rows: list[tuple[object, ...]] = []
+    marks = []
+    for cell in cells:
         v = verdicts.pop(cell.id, None)
-        if v is None:
-            rows.append((cell.batch, cell.context_tokens, "-", "-", "-", 0, "MISSING", ""))
-            continue
-        floor = "-" if v.floor is None else f"±{(v.floor - 1) * 100:.1f} %"
-        rows.append(
-            (cell.batch, cell.context_tokens, _times(v.estimate), _interval(v, _times), floor, v.n,
-             v.state.value, v.detail)
-        )  # fmt: skip
-    columns = (
-        "Batch", "Context", "Speed-up", f"{level:.0f}% interval", "Noise floor", "Pairs", "State",
-        DETAIL,
-    )  # fmt: skip
+        marks.append(_mark(cell, v))
+        said: tuple[object, ...] = ("-", "-", State.MISSING.value, "-", 0, "")
+        if v is not None:
+            said = (times(v.estimate), interval(v), v.state.value, noise(v), v.n, v.detail)
+        rows.append((cell.batch, cell.context_tokens, *said))
+    columns = ("Batch", "Context", "Speed-up", level, "State", "Noise floor", "Pairs", DETAIL)
     notes = [
         "Decode only: stock time per output token divided by the specialised path's, paired over "
         "engine boots. Above 1x is faster; a gain inside the noise floor is none.",
         *(f"{v.cell}: {v.state.value}. {v.detail}" for v in verdicts.values()),
     ]
-    return Section("Decode speed", _clean(notes), (table(columns, rows, MOST_ROWS),))
+    forest = Forest(
+        f"Speed-up over stock with its {level}", "batch × context", "faster", "slower",
+        tuple(marks[:MOST_ROWS]),
+    )  # fmt: skip
+    shown = table(columns, rows, MOST_ROWS)
+    return Section("Decode speed", _clean(notes), (shown,), figure=forest, brief=True)
+
+
+def _mark(cell: Cell, verdict: Verdict | None) -> Mark:
+    context = cell.context_tokens
+    size = f"{context // K}k" if context >= K and context % K == 0 else str(context)
+    label = clean(f"{cell.batch} × {size}", 24)
+    if verdict is None:
+        return Mark(label, State.MISSING.value)
+    return Mark(
+        label, verdict.state.value, verdict.estimate, verdict.lower, verdict.upper, verdict.floor
+    )
 
 
 def isolation(bundle: Bundle) -> Section:
@@ -58,24 +86,24 @@ def isolation(bundle: Bundle) -> Section:
 def paths(bundle: Bundle, tally: Tally) -> Section:
     """Which path ran, per stage and arm, and why the others did not."""
     if not tally.paths:
-        return Section("Path evidence", ("No stage left a step log.",))
-    states = {v.cell: v.state.value for v in _of(bundle, "path")}
+        return Section("Path evidence", ("No stage left a step log.",), brief=True)
+    known = {v.cell: v.state.value for v in _of(bundle, "path")}
     rows = []
     for (stage, arm), found in tally.paths.items():
         told = "; ".join(f"{n}x {why}" for why, n in found.fallbacks.most_common(MOST_REASONS))
         rows.append(
             (stage, arm, found.specialised_decode, found.stock_decode, found.stock_prefill,
-             found.specialised_prefill, told or "none", states.get(f"{stage}/{arm}", "-"))
+             found.specialised_prefill, known.get(f"{stage}/{arm}", "-"), told or "none")
         )  # fmt: skip
     columns = (
         "Stage", "Arm", "Specialised decode", "Stock decode", "Stock prefill",
-        "Specialised prefill", "Why stock", "State",
+        "Specialised prefill", "State", "Why stock",
     )  # fmt: skip
     note = (
         "Engine steps and what ran them, from the optimization's own step log; the path rule "
         "compares it with the engine's scheduler, step by step."
     )
-    return Section("Path evidence", (note,), (table(columns, rows, MOST_ROWS),))
+    return Section("Path evidence", (note,), (table(columns, rows, MOST_ROWS),), brief=True)
 
 
 def kernels(bundle: Bundle, tally: Tally) -> Section:
@@ -84,29 +112,27 @@ def kernels(bundle: Bundle, tally: Tally) -> Section:
     for verdict in _of(bundle, "numerics"):
         by_op[tally.op_of_cell.get(verdict.cell, verdict.cell)].append(verdict)
     if not by_op:
-        return Section("Kernels", ("No kernel was judged.",))
+        return Section("Kernels", ("No kernel was judged.",), brief=True)
     rows = []
     for op, verdicts in by_op.items():
         found = tally.ops.get(op)
         worst = max(verdicts, key=lambda v: (v.state not in GOOD, v.estimate or 0.0))
-        states = dict.fromkeys(v.state.value for v in verdicts)
-        told = ", ".join(f"{sum(v.state.value == s for v in verdicts)} {s}" for s in states)
         counts = (
             (len(found.cells), len(found.outputs), len(found.seeds), len(found.controls),
              f"{found.repeats_equal}/{found.repeats}")
             if found
             else (0, 0, 0, 0, "-")
         )  # fmt: skip
-        rows.append((op, *counts, _times(worst.estimate), worst.cell, told))
+        rows.append((op, times(worst.estimate), worst.cell, *counts, states(verdicts)))
     columns = (
-        "Op", "Cells", "Outputs", "Seeds", "Planted faults", "Repeats equal", "Worst ratio",
-        "In cell", "Verdicts",
+        "Op", "Worst ratio", "In cell", "Cells", "Outputs", "Seeds", "Planted faults",
+        "Repeats equal", "States",
     )  # fmt: skip
     note = (
         "Error against an fp64 reference, as a multiple of the stock op's own error on the same "
         "inputs. Each cell must also reject its planted faults."
     )
-    return Section("Kernels", (note,), (table(columns, rows, MOST_ROWS),))
+    return Section("Kernels", (note,), (table(columns, rows, MOST_ROWS),), brief=True)
 
 
 def features(bundle: Bundle) -> Section:
@@ -121,8 +147,8 @@ def features(bundle: Bundle) -> Section:
 def evals(bundle: Bundle, tally: Tally) -> Section:
     """Answers of both arms to the same items."""
     rows = [
-        (v.cell, v.state.value, _number(v.estimate), _interval(v, _number), _number(v.floor),
-         v.unit, v.n, v.detail)
+        (v.cell, v.state.value, number(v.estimate), interval(v), number(v.floor), v.unit, v.n,
+         v.detail)
         for v in _of(bundle, "quality")
     ]  # fmt: skip
     if not rows:
@@ -133,23 +159,15 @@ def evals(bundle: Bundle, tally: Tally) -> Section:
     return Section("Evals", _clean((note,)), (table(columns, rows, MOST_ROWS),))
 
 
+def states(verdicts: Sequence[Verdict]) -> str:
+    """``1 FAIL, 5 PASS``: how many verdicts say what, worst first."""
+    found = [v.state.value for v in sorted(verdicts, key=urgency)]
+    return ", ".join(f"{found.count(state)} {state}" for state in dict.fromkeys(found))
+
+
 def _of(bundle: Bundle, rule: str) -> list[Verdict]:
     return [verdict for verdict in bundle.verdicts if verdict.rule == rule]
 
 
 def _clean(notes: Iterable[str]) -> tuple[str, ...]:
     return tuple(clean(note, 800) for note in notes)
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def _interval(verdict: Verdict, shown: Callable[[float | None], str]) -> str:
-    if verdict.lower is None or verdict.upper is None:
-        return "-"
-    return f"{shown(verdict.lower)} to {shown(verdict.upper)}"

@@ -1,17 +1,19 @@
-"""What a report consists of, before any format: headings, sentences and tables of plain text.
+"""What a report consists of, before any format: headings, sentences, tables and figures.
 
-Owns the value types and `clean`, through which every text from a bundle passes: bundles are hostile
-input, and a name must not be able to move a cursor, reorder a line or hide itself. Writers add the
-escaping of their own format and do no arithmetic. Made by `build`; read by the writers.
+Owns the value types, how numbers are written, how states are ranked, and `clean`, through which
+every text from a bundle passes: bundles are hostile input, and a name must not be able to move a
+cursor, reorder a line or hide itself. Writers add the escaping of their own format and do no
+arithmetic. Made by `build`; read by the writers.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fasttrack.schema import Outcome, Verdict
+from fasttrack.schema import Outcome, State, Verdict
+from fasttrack.schema.verdict import BAD, GOOD
 
 MAX_TEXT = 400
 DETAIL = "Detail"
@@ -26,16 +28,70 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     omitted: int = 0
+    prose: bool = False
+    """Whether rows are sentences, which narrow writers show one below the other."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One row of a forest plot: a ratio with its interval, where there is one.
+
+    `floor` is the ratio above 1 below which a difference is noise.
+    """
+
+    label: str
+    state: str
+    estimate: float | None = None
+    lower: float | None = None
+    upper: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Ratios around 1, one row each; `label` says what the rows are."""
+
+    title: str
+    label: str
+    better: str
+    """What lies to the right of 1, in a word."""
+    worse: str
+    marks: tuple[Mark, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """One kernel of a timeline, in microseconds from its start; `track` is its stream."""
+
+    name: str
+    start_us: float
+    end_us: float
+    track: int = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What ran when, one lane per arm: (label, spans)."""
+
+    title: str
+    lanes: tuple[tuple[str, tuple[Span, ...]], ...]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One heading. `folded` sections are details that a reader opens on purpose."""
+    """One heading with what stands below it, in this order: text, figure, tables.
+
+    A figure shows nothing that the tables do not say, so writers without pictures leave it out.
+    """
 
     title: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
+    figure: Forest | Timeline | None = None
+    brief: bool = False
+    """Whether short forms show it too."""
     folded: bool = False
+    """Whether it is a detail that a reader opens on purpose."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +124,52 @@ def clean(text: object, limit: int = MAX_TEXT) -> str:
     return visible if len(visible) <= limit else visible[: limit - 1] + "…"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> Table:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], most: int, *, prose: bool = False
+) -> Table:
     """A table of at most `most` rows."""
     kept = tuple(tuple(clean(cell) for cell in row) for row in rows[:most])
-    return Table(tuple(columns), kept, max(0, len(rows) - most))
+    return Table(tuple(columns), kept, max(0, len(rows) - most), prose)
+
+
+def rank(state: State) -> int:
+    """0 bad, 1 open, 2 good."""
+    if state in BAD or state is State.NOT_EXERCISED:
+        return 0
+    return 2 if state in GOOD else 1
+
+
+def urgency(verdict: Verdict) -> tuple[int, bool]:
+    """Sort key: what decides the outcome badly first, what is good last."""
+    return rank(verdict.state), not verdict.deciding
+
+
+def number(value: float | None) -> str:
+    """Three digits, or `-` for no value."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def times(value: float | None) -> str:
+    """A ratio, or `-` for no value; below 2, where per mille are looked at, one digit more."""
+    if value is None:
+        return "-"
+    digits = "3f" if 0.1 <= value < 2 else "2f" if 2 <= value < 100 else "3g"
+    return f"{value:.{digits}}x"
+
+
+def shown(verdict: Verdict) -> Callable[[float | None], str]:
+    """How a verdict's numbers are written."""
+    return times if verdict.rule in ("speed", "numerics") else number
+
+
+def interval(verdict: Verdict) -> str:
+    """``1.98x to 2.02x``, or `-` where a verdict has no interval."""
+    if verdict.lower is None or verdict.upper is None:
+        return "-"
+    say = shown(verdict)
+    return f"{say(verdict.lower)} to {say(verdict.upper)}"
+
+
+def noise(verdict: Verdict) -> str:
+    """A speed verdict's noise floor, in percent around 1."""
+    return "-" if verdict.floor is None else f"±{(verdict.floor - 1) * 100:.1f} %"

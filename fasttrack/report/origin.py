@@ -1,10 +1,11 @@
 """The sections about where numbers come from: exclusions, how to run again, provenance.
 
-Read by `build`.
+Read by `build` and `compare`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ from fasttrack.bundle import layout
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report.model import Section, clean, table
 from fasttrack.report.tally import Tally
-from fasttrack.schema import Provenance, State, Verdict
+from fasttrack.schema import Provenance, State
 from fasttrack.schema.verdict import GOOD
 
 MOST_FAILURES = 30
@@ -27,7 +28,8 @@ def machine_line(provenance: Provenance) -> str:
     """CPU and GPUs in a few words."""
     machine = provenance.machine
     gpus = machine.get("gpus")
-    names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)] if gpus else []
+    listed = gpus if isinstance(gpus, list | tuple) else ()
+    names = [str(gpu.get("name")) for gpu in listed if isinstance(gpu, Mapping)]
     told = ", ".join(f"{names.count(n)}x {n}" for n in dict.fromkeys(names)) or "no GPU"
     cores = machine.get("cores_allowed", machine.get("cores", "?"))
     return f"{machine.get('cpu', 'unknown CPU')}, {cores} cores, {told}"
@@ -54,12 +56,16 @@ def exclusions(bundle: Bundle, tally: Tally) -> Section:
 def reproduce(bundle: Bundle) -> Section:
     """Commands that measure the run, and single cells of it, again."""
     rows: list[tuple[str, str]] = [("the whole run", " ".join(bundle.run.command))]
-    chosen: dict[str, Verdict] = {}
-    for verdict in sorted(bundle.verdicts, key=lambda v: v.state in GOOD):
+    told: Counter[str] = Counter()
+    chosen: dict[str, tuple[bool, int, str]] = {}
+    for verdict in bundle.verdicts:
         if verdict.next and verdict.next not in chosen:
-            chosen[verdict.next] = verdict
-    for command, verdict in list(chosen.items())[:MOST_COMMANDS]:
-        rows.append((f"{verdict.rule} {verdict.cell}", command))
+            what = f"{verdict.rule} {verdict.cell}"
+            chosen[verdict.next] = (verdict.state in GOOD, told[verdict.rule], what)
+            told[verdict.rule] += 1
+    # What is not good first, then the first cell of every rule, then the second.
+    first = sorted(chosen.items(), key=lambda item: item[1][:2])[:MOST_COMMANDS]
+    rows += [(what, command) for command, (_, _, what) in first]
     note = (
         "FOLDER is the optimization's folder at the commit named below. Recompute every verdict "
         "from this file, without a GPU: fasttrack verify FILE."
@@ -71,9 +77,9 @@ def provenance(bundle: Bundle, tally: Tally) -> Section:
     """Source, machine, packages, environment and digests."""
     found, run = bundle.provenance, bundle.run
     rows: list[tuple[str, object]] = [
-        *((f"source {k}", v) for k, v in _flat(found.source)),
-        *((f"checkpoint {k}", v) for k, v in _flat(found.checkpoint)),
-        *((f"machine {k}", v) for k, v in _flat(found.machine)),
+        *((f"source {k}", v) for k, v in flat(found.source)),
+        *((f"checkpoint {k}", v) for k, v in flat(found.checkpoint)),
+        *((f"machine {k}", v) for k, v in flat(found.machine)),
         *((f"package {n}", found.packages[n]) for n in SHOWN_PACKAGES if n in found.packages),
         ("packages recorded", len(found.packages)),
         *((f"environment {k}", v) for k, v in found.environment.items()),
@@ -93,14 +99,14 @@ def provenance(bundle: Bundle, tally: Tally) -> Section:
     return Section("Provenance", tables=(table(("What", "Value"), rows, 120),), folded=True)
 
 
-def _flat(values: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """A mapping's entries, nested ones with joined names."""
+def flat(values: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """A mapping's entries, nested ones with joined names; what is empty is left out."""
     rows: list[tuple[str, object]] = []
     for key, value in values.items():
         if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
             value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping):
-            rows += [(f"{key} {inner}", deeper) for inner, deeper in _flat(value)]
+            rows += [(f"{key} {inner}", deeper) for inner, deeper in flat(value)]
         elif value not in (None, "", [], {}):
             rows.append((key, value))
     return rows

@@ -1,9 +1,15 @@
-"""A report on a terminal: the same sections, at most `MOST_ROWS` rows of each table.
+"""A report on a terminal: the brief sections in about two screens, and where to find the rest.
 
-Texts are printed as plain `Text`, never as console markup. Read by the CLI.
+Tables show, explanations stay in the longer forms. Nothing is wrapped inside a table: what does not
+fit a line ends in an ellipsis. Texts are printed as plain `Text`, never as console markup. Read by
+the CLI.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -11,73 +17,91 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fasttrack.report.model import DETAIL, Report, Section, Table
+from fasttrack.report.model import Report, Section, Table
 from fasttrack.schema import State
 from fasttrack.schema.verdict import BAD, GOOD
 
 MOST_ROWS = 24
-WIDE = 120
-"""Columns from which on details fit beside the numbers."""
+MOST_ITEMS = 8
+"""Entries of a list, as opposed to rows of a table."""
 SHORT = 16
-"""Longest text that is never broken; names of states never are."""
+"""Longest text that is never cut; names of states never are."""
+MOST_TEXT = 200
+"""Characters of what is said about one verdict: two lines."""
 _GOOD = frozenset(state.value for state in GOOD)
 _BAD = frozenset(state.value for state in (*BAD, State.NOT_EXERCISED))
 _STATES = frozenset(state.value for state in State)
 
 
-def show(report: Report, console: Console) -> None:
-    """Print a report; folded sections are named, not shown."""
+def show(report: Report, console: Console, path: Path | None = None) -> None:
+    """Print a report; `path` is the file to name where more can be read."""
     console.print(Text(report.title, style="bold"))
     console.print(Text("Not tested by this run:", style="bold"))
-    for line in report.untested or ("nothing was listed",):
-        console.print(Padding(Text(f"- {line}"), (0, 0, 0, 2), expand=False))
+    _list(report.untested or ("nothing was listed",), console)
     state = report.outcome.state.value
     admissible = "admissible" if report.outcome.admissible else "not admissible"
     console.print()
     console.print(Text(f"{state}, {admissible}. ", style=_style(state)) + Text(report.headline))
-    for reason in report.not_admissible_because:
-        console.print(Padding(Text(f"- not admissible: {reason}"), (0, 0, 0, 2), expand=False))
+    _list([f"not admissible: {reason}" for reason in report.not_admissible_because], console)
     console.print()
     for name, value in report.facts:
-        console.print(Text(f"{name:<9} ", style="dim") + Text(value))
+        fact = Text(f"{name:<9} ", style="dim") + Text(value)
+        console.print(fact, no_wrap=True, overflow="ellipsis")
     for section in report.sections:
-        _section(section, console)
+        if section.brief:
+            _section(section, console)
+    rest = [section.title for section in report.sections if not section.brief]
+    file = quote(str(path)) if path is not None else "FILE"
+    console.print()
+    if rest:
+        console.print(Text(f"Also in the report: {', '.join(rest)}.", style="dim"))
+    console.print(Text(f"All of it: fasttrack report {file} --html report.html", style="dim"))
+
+
+def _list(lines: Sequence[str], console: Console) -> None:
+    for line in lines[:MOST_ITEMS]:
+        console.print(Padding(Text(f"- {line}"), (0, 0, 0, 2), expand=False))
+    if len(lines) > MOST_ITEMS:
+        console.print(Text(f"  and {len(lines) - MOST_ITEMS} more", style="dim"))
 
 
 def _section(section: Section, console: Console) -> None:
     console.print()
     console.print(Text(section.title, style="bold underline"))
-    if section.folded:
-        rows = sum(len(table.rows) for table in section.tables)
-        console.print(Text(f"{rows} rows; fasttrack report FILE --markdown", style="dim"))
-        return
-    for paragraph in section.paragraphs:
-        console.print(Text(paragraph))
+    if not section.tables:
+        _list(section.paragraphs, console)
     for table in section.tables:
-        console.print(_grid(table, console.width))
-        omitted = table.omitted + max(0, len(table.rows) - MOST_ROWS)
+        most = MOST_ITEMS if table.prose else MOST_ROWS
+        if table.prose:
+            for row in table.rows[:most]:
+                _item(row, console)
+        else:
+            console.print(grid(table, most))
+        omitted = table.omitted + max(0, len(table.rows) - most)
         if omitted:
-            console.print(Text(f"{omitted} more rows; fasttrack report FILE --json", style="dim"))
+            console.print(Text(f"{omitted} more", style="dim"))
 
 
-def _grid(table: Table, width: int) -> Grid:
-    """A grid; on a narrow console without the details, which "What needs attention" repeats."""
-    grid = Grid(box=SIMPLE, pad_edge=False, show_edge=False, padding=(0, 0, 0, 1))
-    shown = [
-        index
-        for index, column in enumerate(table.columns)
-        if width >= WIDE or column != DETAIL or len(table.columns) < 3
-    ]
-    rows = table.rows[:MOST_ROWS]
-    for index in shown:
-        short = all(len(row[index]) <= SHORT or row[index] in _STATES for row in rows)
-        name = table.columns[index]
-        grid.add_column(
-            Text(name.replace(" ", "\n") if short else name), overflow="fold", no_wrap=short
-        )
+def _item(row: Sequence[str], console: Console) -> None:
+    """A row of sentences: state, subject and what was seen; then how to go on."""
+    state, *subject, seen, cure = row
+    head = Text(state, _style(state)) + Text(f"  {' '.join(subject)}: {seen}"[:MOST_TEXT])
+    console.print(head)
+    console.print(Text(f"    {cure}", "dim"), no_wrap=True, overflow="ellipsis")
+
+
+def grid(table: Table, most: int = MOST_ROWS) -> Grid:
+    """A table with one line per row."""
+    shape = Grid(box=SIMPLE, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    rows = table.rows[:most]
+    for index, name in enumerate(table.columns):
+        fixed = all(len(row[index]) <= SHORT or row[index] in _STATES for row in rows)
+        shape.add_column(Text(name.replace(" ", "\n") if fixed else name), no_wrap=fixed)
     for row in rows:
-        grid.add_row(*(Text(row[index], style=_style(row[index])) for index in shown))
-    return grid
+        shape.add_row(
+            *(Text(cell, _style(cell), no_wrap=True, overflow="ellipsis") for cell in row)
+        )
+    return shape
 
 
 def _style(text: str) -> str:

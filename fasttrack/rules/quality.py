@@ -115,25 +115,24 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
     noise_gap = max(d.gap for d in noise)
     noise_logprob = max(d.logprob for d in noise)
     allowed = policy.divergence_ratio * noise_logprob + policy.divergence_slack
-    parted, excused = [], 0
-    for p in pairs:
-        position = first_difference(p.base.token_ids, p.candidate.token_ids)
-        if position == len(p.base.token_ids) == len(p.candidate.token_ids):
-            continue
-        ended = position in (len(p.base.token_ids), len(p.candidate.token_ids))
-        gap = p.base.gaps[position] if position < len(p.base.gaps) and not ended else None
-        if gap is not None and gap <= noise_gap:
-            excused += 1
-        else:
-            told = "one ends" if ended else "gap unknown" if gap is None else f"gap {gap:.3g}"
-            parted.append(f"{p.base.item} at token {position} ({told})")
+    partings = [_parting(p.base, p.candidate, noise_gap) for p in pairs]
+    parted = [f"{p.base.item} {told}" for p, told in zip(pairs, partings, strict=True) if told]
+    excused = sum(told == "" for told in partings)
+    stock_parted = sum(bool(_parting(p.base, p.control, noise_gap)) for p in pairs if p.control)
     drifts = [_drift(p.base, p.candidate) for p in pairs]
     drift = max(d.logprob for d in drifts)
     lost = sum(d.lost for d in drifts)
     tokens = sum(len(p.base.token_ids) for p in pairs)
     if parted:
-        state, reason = State.FAIL, "EVAL-DIVERGED"
-        detail = f"{len(parted)} answers part: {'; '.join(parted[:3])}; noise gap {noise_gap:.3g}"
+        # One or two may be a tie inside the model, e.g. of two experts: not proved, not refuted.
+        chance = stats.fisher_upper_tail(len(parted), stock_parted, len(pairs))
+        certain = chance <= policy.parting_level
+        state = State.FAIL if certain else State.INCONCLUSIVE
+        reason = "EVAL-DIVERGED" if certain else "EVAL-PARTED"
+        detail = (
+            f"{len(parted)} of {len(pairs)} answers part: {'; '.join(parted[:3])}; noise gap "
+            f"{noise_gap:.3g}, stock against stock {stock_parted}, p = {chance:.2g}"
+        )
     elif lost:
         state, reason = State.FAIL, "EVAL-DIVERGED"
         detail = f"{lost} log-probabilities that stock reports are missing"
@@ -158,6 +157,19 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
         n=len(pairs),
         next="" if state is State.PASS else case.reproduce("evals"),
     )
+
+
+def _parting(one: ItemRecord, other: ItemRecord, noise_gap: float) -> str | None:
+    """Where two answers part; empty if the model was undecided there, None if they do not part."""
+    position = first_difference(one.token_ids, other.token_ids)
+    if position == len(one.token_ids) == len(other.token_ids):
+        return None
+    ended = position in (len(one.token_ids), len(other.token_ids))
+    gap = one.gaps[position] if position < len(one.gaps) and not ended else None
+    if gap is not None and gap <= noise_gap:
+        return ""
+    told = "one ends" if ended else "gap unknown" if gap is None else f"gap {gap:.3g}"
+    return f"at token {position} ({told})"
 
 
 def _incomplete(case: Case, name: str, detail: str) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Annotated, Any, Literal
 
@@ -64,6 +65,13 @@ class Scope(Frozen):
     """Names of the changed operations; each needs a kernel case of the same name."""
     falls_back_when: tuple[str, ...] = ()
     """Every condition under which a step runs the stock path, in the author's words."""
+
+    def covers(self, path: str) -> bool:
+        """Whether a file, by its path from the repository root, lies in scope.
+
+        In a pattern `*` also stands for any number of folders.
+        """
+        return any(fnmatchcase(path, pattern) for pattern in self.paths)
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Scope:
@@ -259,8 +267,23 @@ class QualityPolicy(Frozen):
     accuracy_margin: float = Field(default=0.05, gt=0)
     divergence_ratio: float = Field(default=2.0, ge=0)
     """Candidate's divergence from base, as a multiple of the stock-stock control's."""
+    parting_level: float = Field(default=0.05, gt=0, lt=0.5)
+    """Level of the one-sided Fisher test that more answers part from base than stock's own do."""
     divergence_slack: float = Field(default=1e-3, ge=0)
     """Absolute allowance in nats, so that a control of exactly zero does not forbid rounding."""
+
+
+class GatePolicy(Frozen):
+    """What the gate demands of a change, beside what it demands of its evidence."""
+
+    guarded_paths: tuple[str, ...] = ("optimizations/**",)
+    """Files that may change only under a claim whose scope covers them."""
+    companion_paths: tuple[str, ...] = ("CHANGELOG.md", "README.md", "docs/**")
+    """Files outside every scope that may change together with an optimization."""
+    reproducers: int = Field(default=0, ge=0)
+    """Independent reproducers that must have signed."""
+    waivable: tuple[str, ...] = ("GAT-001", "GAT-003", "GAT-005", "GAT-008", "GAT-013", "GAT-017")
+    """Demands that a maintainer's signed waiver may set aside."""
 
 
 class Policy(Frozen):
@@ -281,6 +304,7 @@ class Policy(Frozen):
     )
     minimum_tier: Tier = Tier.STANDARD
     admissible_roles: tuple[str, ...] = ("evidence",)
+    gate: GatePolicy = GatePolicy()
 
     model_config = ConfigDict(
         extra="forbid",

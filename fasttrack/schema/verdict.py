@@ -159,6 +159,11 @@ REASONS: dict[str, Explanation] = {
         "Answers are worse than base by more than the margin, or certainly worse.",
         "See which items flipped and at which token the arms part.",
     ),
+    "EVAL-PARTED": Explanation(
+        "A few answers part from stock at a decided token: too few to tell a fault from a near-tie "
+        "inside the model, such as two experts whose router scores are equal up to rounding.",
+        "Use a higher tier; or score the named item at that token with an fp64 reference.",
+    ),
     "EVAL-POWER": Explanation(
         "Too few items to tell: the interval is wider than the margin.", "Use a higher tier."
     ),

@@ -117,6 +117,10 @@ CODES: dict[str, Reject] = {
         "allowed_signers lists the key for other purposes (namespaces) only.",
         "A maintainer adds the namespace to the key's line.",
     ),
+    "VER-044": Reject(
+        "The key had been removed from the signer's account before the signature was made.",
+        "Sign with a key that the account publishes, and take a new snapshot of it.",
+    ),
     "VER-050": Reject(
         "claim.toml, the author's own file, does not say what the frozen claim says.", _EDITED
     ),

@@ -19,7 +19,7 @@ a second signer. Needs no GPU, no torch and no network. Read by the CLI and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +30,7 @@ from fasttrack.bundle.reader import Bundle, open_bundle
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import Claim, Outcome, Policy, Provenance, Record, RunInfo, Verdict
 from fasttrack.verify import consistency, frozen, identity, recompute, signature
+from fasttrack.verify.allowed import Allowed
 from fasttrack.verify.signature import Signer
 
 NOT_CHECKED = "not checked"
@@ -85,7 +86,7 @@ class _Context:
     """What steps hand to later steps."""
 
     bundle: Bundle
-    allowed: tuple[identity.Allowed, ...] | None
+    allowed: Sequence[Allowed] | None
     policy: Policy | None
     now: datetime
     signers: tuple[Signer, ...] = ()
@@ -97,17 +98,18 @@ class _Context:
 def verify(
     path: Path,
     *,
-    allowed_signers: Path | None = None,
+    allowed_signers: Path | Sequence[Allowed] | None = None,
     policy: Policy | None = None,
     now: datetime | None = None,
 ) -> Verification:
     """Check a result file from its first byte to its last number.
 
-    `allowed_signers` adds the question who signed; `policy` decides the records anew under the
+    `allowed_signers`, a file or its permissions, adds the question who signed; `policy` decides the records anew under the
     reader's policy; `now` is the reader's clock. Raises `VerificationFailed` with a code of
     `codes.CODES` and the file concerned as `cell`, `UsageError` USE-001 for an unreadable list.
     """
-    allowed = identity.read(allowed_signers) if allowed_signers is not None else None
+    given = allowed_signers
+    allowed = identity.read(given) if isinstance(given, Path) else given
     with open_bundle(path) as bundle:
         if not bundle.sealed:
             raise VerificationFailed(

@@ -204,9 +204,8 @@ class KDABuilder(AttentionMetadataBuilder[KDAMetadata]):
 
     def _slots(self, block_table: Tensor, seq_lens: Tensor, count: int) -> Tensor:
         """[requests, 1 + drafts] state slots."""
-        table = mamba_get_block_table_tensor(
-            block_table, seq_lens, self.kv_cache_spec, self.vllm_config.cache_config.mamba_cache_mode
-        )
+        mode = self.vllm_config.cache_config.mamba_cache_mode
+        table = mamba_get_block_table_tensor(block_table, seq_lens, self.kv_cache_spec, mode)
         return table[:count, : 1 + self.drafts].long()
 
     def _columns(self, rows: Rows, is_short: np.ndarray, slots: Tensor) -> np.ndarray:

@@ -7,7 +7,7 @@ Source of the wiring: Kimi K3 technical report (arXiv 2607.24653), sections 2.1 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,21 +52,21 @@ class Layer(nn.Module):
         self.opens_block = dims.block_write(index) is not None
         self.attention_site, self.mlp_site = Site(dims), Site(dims)
         attention = KDA if dims.layer_kinds[index] == "kda" else MLA
-        self.self_attn = attention(dims, vllm_config, f"{prefix}.self_attn")
-        self.is_moe = index in dims.moe_layers
-        self.mlp = (
+        self.self_attn: KDA | MLA = attention(dims, vllm_config, f"{prefix}.self_attn")
+        self.mlp: LatentMoE | MLP = (
             LatentMoE(dims, f"{prefix}.mlp")
-            if self.is_moe
+            if index in dims.moe_layers
             else MLP(dims, dims.dense_inter, f"{prefix}.mlp")
         )
 
     def slots(self) -> Slots:
         """Checkpoint names below this layer."""
+        mlp = "block_sparse_moe." if isinstance(self.mlp, LatentMoE) else "mlp."
         return (
             self.attention_site.slots("self_attention_res", "input_layernorm")
             | self.mlp_site.slots("mlp_res", "post_attention_layernorm")
             | under("self_attn.", self.self_attn.slots())
-            | under("block_sparse_moe." if self.is_moe else "mlp.", self.mlp.slots())
+            | under(mlp, self.mlp.slots())
         )
 
     def forward(self, bank: Bank, step: KDAMetadata | MLAMetadata | None) -> Tensor:
@@ -94,10 +94,11 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self.switch = switch_of(vllm_config)
         dims, start = self.dims, f"{prefix}." if prefix else ""
         self.embed_tokens = VocabParallelEmbedding(dims.vocab, dims.hidden)
-        self.layers = nn.ModuleList(
+        stack = [
             Layer(dims, index, vllm_config, f"{start}model.layers.{index}")
             for index in range(dims.layers)
-        )
+        ]
+        self.layers = nn.ModuleList(stack)
         self.final_site = Site(dims)
         floor = torch.tensor((dims.hidden * dims.eps) ** 0.5, dtype=torch.float32)
         self.register_buffer("floor", floor, persistent=False)
@@ -107,11 +108,10 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
             get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size(), self.switch
         )
         self.specialised: Specialised | None = None
-        self._kda = [layer.self_attn.prefix for layer in self._of_kind(KDA)]
-        self._mla = [layer.self_attn.prefix for layer in self._of_kind(MLA)]
-
-    def _of_kind(self, kind: type[nn.Module]) -> list[Any]:
-        return [layer for layer in self.layers if isinstance(layer.self_attn, kind)]
+        # Plain lists: the same modules, typed, without a lookup through `nn.Module` per step.
+        self._stack = tuple(stack)
+        self._kda = [one.self_attn.prefix for one in stack if isinstance(one.self_attn, KDA)]
+        self._mla = [one.self_attn.prefix for one in stack if isinstance(one.self_attn, MLA)]
 
     # ---- vLLM's hybrid state contract, asked before the model exists ----------------------------
 
@@ -143,7 +143,7 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
             LM_HEAD: linear(self.lm_head, dim=0),
         }
         found |= under(MODEL, self.final_site.slots("output_attn_res", "norm"))
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self._stack):
             found |= under(layer_prefix(index), layer.slots())
         return found
 
@@ -160,9 +160,8 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         if wanted:
             from kimi_k3.specialised import Specialised
 
-            attentions = [layer.self_attn for layer in self.layers]
-            self.specialised = Specialised(self.dims, raw, attentions)
-            self.recorder.extra_bytes = self.specialised.executor.extra_bytes
+            attentions = [layer.self_attn for layer in self._stack]
+            self.specialised = Specialised(self.dims, raw, attentions, self.recorder)
         return {name for name, _ in self.named_parameters()}
 
     # ---- forward ------------------------------------------------------------------------------
@@ -184,8 +183,7 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         metadata = get_forward_context().attn_metadata
         steps: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
         facts = steps[self._kda[0]].facts if steps else None
-        prepared = self.specialised.prepared if self.specialised else ()
-        chosen = plan(facts, self.switch, prepared)
+        chosen = plan(facts, self.switch, self.recorder.prepared)
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)
@@ -194,13 +192,10 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
             out = self.specialised.run(inputs_embeds, steps)
         else:
             out = self._stock(inputs_embeds, steps)
-        self._record(chosen, facts, steps, prepared)
+        self._record(chosen, facts, steps)
         return out
 
-    def _record(
-        self, chosen: Plan, facts: StepFacts | None, steps: dict[str, Any], prepared: Sequence[int]
-    ) -> None:
-        self.recorder.prepared = prepared
+    def _record(self, chosen: Plan, facts: StepFacts | None, steps: dict[str, Any]) -> None:
         if facts is None:
             self.recorder.record(chosen, None)
             return
@@ -211,7 +206,7 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
     def _stock(self, embedded: Tensor, steps: dict[str, Any]) -> Tensor:
         bank = Bank(self.dims, embedded, self.floor)
         pending: Tensor | None = None
-        for layer in self.layers:
+        for layer in self._stack:
             if pending is not None:
                 bank.add(pending)
             pending = layer(bank, steps.get(layer.self_attn.prefix))

@@ -8,6 +8,7 @@ which knows no engine). Read by: the model, and only if the option asks for it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from kimi_k3.dims import Dims
 from kimi_k3.layers.kda import KDA
 from kimi_k3.layers.mla import MLA
 from kimi_k3.runtime.collective import Collective, SingleRank
+from kimi_k3.runtime.evidence import Recorder
 from kimi_k3.runtime.executor import DecodeStep, Executor
 
 
@@ -50,24 +52,28 @@ class Specialised:
     """The executor of one rank, kept in step with the engine's caches."""
 
     def __init__(
-        self, dims: Dims, weights: Mapping[str, Tensor], attentions: Sequence[KDA | MLA]
+        self,
+        dims: Dims,
+        weights: Mapping[str, Tensor],
+        attentions: Sequence[KDA | MLA],
+        recorder: Recorder,
     ) -> None:
-        """Pack this rank's raw `weights`, by full checkpoint name; `attentions` in layer order."""
+        """Pack this rank's raw `weights`, by full checkpoint name; `attentions` in layer order.
+
+        `recorder` learns which batches are prepared once the engine has allocated its caches.
+        """
         size = get_tensor_model_parallel_world_size()
         collective: Collective = TensorParallel() if size > 1 else SingleRank()
         raw = {name.removeprefix("language_model."): one for name, one in weights.items()}
-        self.executor = Executor(dims, raw, collective)
+        self._executor = Executor(dims, raw, collective)
+        self._recorder = recorder
+        recorder.extra_bytes = self._executor.extra_bytes
         self._attentions = attentions
         self._kda = [one.prefix for one in attentions if isinstance(one, KDA)]
         self._mla = [one.prefix for one in attentions if isinstance(one, MLA)]
         self._unbound = set(range(len(attentions)))
         for layer, attention in enumerate(attentions):
-            attention.on_bind = lambda layer=layer: self._bound(layer)
-
-    @property
-    def prepared(self) -> tuple[int, ...]:
-        """Batch sizes the executor has prepared; none before the engine has allocated caches."""
-        return () if self._unbound else self.executor.batches
+            attention.on_bind = partial(self._bound, layer)
 
     def _bound(self, layer: int) -> None:
         """Note that the engine gave `layer` its cache; after the last one, prepare every batch.
@@ -76,13 +82,12 @@ class Specialised:
         """
         self._unbound.discard(layer)
         if not self._unbound:
-            self.executor.bind(
-                {
-                    number: one.kv_cache if isinstance(one, KDA) else one.pages
-                    for number, one in enumerate(self._attentions)
-                }
-            )
-            self.executor.prepare()
+            caches: dict[int, tuple[Tensor, Tensor] | Tensor] = {}
+            for number, one in enumerate(self._attentions):
+                caches[number] = one.states if isinstance(one, KDA) else one.pages
+            self._executor.bind(caches)
+            self._executor.prepare()
+            self._recorder.prepared = self._executor.batches
 
     def run(self, embedded: Tensor, steps: Mapping[str, Any]) -> Tensor:
         """Run one pure decode step: embeddings [B, hidden] to normalised hidden [B, hidden]."""
@@ -95,4 +100,4 @@ class Specialised:
             seq_lens=mla.seq_lens,
             max_seq_len=mla.longest,
         )
-        return self.executor.run(embedded, step)
+        return self._executor.run(embedded, step)

@@ -1,8 +1,8 @@
 """Protects users of a feature: each one of the registry is seen to work where it does, and seen to
 be lost where a fault takes it away.
 
-A new feature is tested by being registered; it must name the fault of the fake engine that it finds.
-The engine runs in this process: no child, no clock.
+A new feature is tested by being registered, and must name the fault of the fake engine that it
+finds. The engine runs in this process: no child, no clock.
 """
 
 from __future__ import annotations
@@ -97,6 +97,4 @@ def test_other_answers_than_base_s_are_seen_even_if_they_are_consistent() -> Non
         feature = REGISTRY[name]
         mine = observe(feature, "candidate", fault="wrong_token")
         assert broken(feature.checks(mine, None)) == []
-        assert "answers_agree_with_base" in broken(
-            feature.checks(mine, observe(feature, "base"))
-        )
+        assert "answers_agree_with_base" in broken(feature.checks(mine, observe(feature, "base")))

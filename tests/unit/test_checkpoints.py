@@ -12,8 +12,8 @@ from fasttrack.schema.claim import Checkpoint
 
 WRITE = ("{python}", "-c", "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(); "
          "(p / 'config.json').write_text('{}')", "{out}")  # fmt: skip
-HALF = ("{python}", "-c", "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(); "
-        "(p / 'config.json').write_text('{'); print('disk full'); sys.exit(3)", "{out}")  # fmt: skip
+HALF = ("{python}", "-c", "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(); (p / "
+        "'config.json').write_text('{'); print('disk full'); sys.exit(3)", "{out}")  # fmt: skip
 
 
 def ensure(checkpoint: Checkpoint, tmp_path: Path) -> tuple[Path, str]:

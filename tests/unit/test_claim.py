@@ -115,7 +115,7 @@ def test_a_huge_file_is_not_even_parsed(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ("max_model_len", "max_model_length", "did you mean 'max_model_len'?"),
-        ("slower_margin_percent", "slower_margin_permille", "did you mean 'slower_margin_percent'?"),
+        ("slower_margin_percent", "slower_margin_permil", "did you mean 'slower_margin_percent'?"),
         ("context_tokens", "context_kilotokens", "did you mean 'context_tokens'?"),
         ("candidate =", "candidat =", "switch.candidate: required"),
         ("module = ", "modul = ", "did you mean 'module'?"),

@@ -24,9 +24,13 @@ def constants(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str
         if "templates" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if pattern.fullmatch(node.value) and path.name not in ("errors.py",):
-                    yield path.name, node.value
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and pattern.fullmatch(node.value)
+                and path.name != "errors.py"
+            ):
+                yield path.name, node.value
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Protects resumption and scope: which files count as source, and a digest that notices a change."""
+"""Protects resumption and scope: which files count as source, and a digest that notices changes."""
 
 from __future__ import annotations
 

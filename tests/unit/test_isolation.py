@@ -1,5 +1,5 @@
-"""Protects the isolation stage: files outside the scope are named, and a neighbour that changes with
-the plugin is seen to."""
+"""Protects the isolation stage: files outside the scope are named, and a neighbour that changes
+with the plugin is seen to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import local_engine
 import pytest
 
 from fasttrack import isolation
-from fasttrack.engine.base import Answer, Generation, SessionInfo
+from fasttrack.engine.base import Generation
 from fasttrack.engine.setting import Setting
 from fasttrack.schema import IsolationRecord
 
@@ -136,8 +136,3 @@ def one_lost(made: Generation) -> Generation:
 def test_a_change_is_named(tmp_path: Path, changes: dict[str, Any], broken: str) -> None:
     record, _ = neighbour(tmp_path, **changes)
     assert [check.name for check in record.checks if not check.holds] == [broken]
-
-
-def test_nouns_of_this_test_are_those_of_the_engine() -> None:
-    assert {"token_ids"} <= set(Answer.model_fields)
-    assert {"state"} <= set(SessionInfo.model_fields)

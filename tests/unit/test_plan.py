@@ -13,7 +13,6 @@ from fasttrack.errors import UsageError
 from fasttrack.schema import STAGES, Claim, Tier
 
 
-
 def made(claim: Claim | None = None, tier: Tier = Tier.SMOKE, seed: int = 0) -> plan.Plan:
     """The plan of the zoo's claim."""
     return plan.make(claim or zoo.claim(), "lab", tier, seed)

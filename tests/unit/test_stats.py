@@ -1,4 +1,4 @@
-"""Protects the numbers behind every verdict: textbook values, and intervals that cover as stated."""
+"""Protects the numbers behind every verdict: textbook values, and intervals that hold as stated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake engine in the test's own process: no child, no channel, so rooms are tried in no time."""
+"""The fake engine in the test's own process: no child and no channel, so rooms run in no time."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from fasttrack.evals.task import Item
 
+SALT = 101
+"""Added to the seed. At seed 0 no router decision behind k3-nano's answers to the twelve items of the
+smoke tier lies closer than 2e-5 to a tie (fp64), so that rounding alone cannot turn one over."""
 LINE = 12
 """Characters of one ``k4711 = 0815`` line, so that lengths can be planned."""
 
@@ -27,7 +30,7 @@ class Recall:
         most = max(3, (max_prompt_tokens - 2 * LINE) // (LINE + 2))
         made = []
         for index in range(count):
-            rng = random.Random(f"recall/{seed}/{index}")
+            rng = random.Random(f"recall/{seed + SALT}/{index}")
             share = index / max(1, count - 1)
             lines = round(2 * (most / 2) ** share)
             keys = rng.sample(range(1000, 10000), lines)

@@ -48,8 +48,12 @@ DIMS = Dims.from_config(_config())
 DENSE, KDA, MLA = 0, 2, 3
 """A layer of each kind; both of the latter have a MoE."""
 
-PAGE = 128
-"""Rows per MLA cache page. Engines round a KDA slot up to the bytes of one such page."""
+PAGE = 16
+"""Rows per MLA cache page, few so that short contexts span several."""
+
+SLOT_PITCH = 128 * DIMS.mla_row
+"""Elements from slot to slot of a KDA state: vLLM gives both the bytes of one cache page, and
+makes pages of k3-nano 128 rows long."""
 
 
 @lru_cache(maxsize=4)
@@ -116,6 +120,17 @@ def site(inputs: Tensors, prefix: Tensor, name: str, norm: str) -> Tensor:
     return attn_res.site(prefix, None, stored, False, *score, gain, DIMS.eps).output
 
 
+def copies(inputs: Tensors) -> int:
+    """How often `stock_variant` repeats the rows of a batch: BLAS sums up in another order for
+    more rows, and then the same arithmetic has another error."""
+    return max(2, -(-LEAST_ROWS // int(inputs["batch"])))
+
+
+def repeated(inputs: Tensors, times: int, *names: str) -> Tensors:
+    """`inputs` with the rows of the tensors called `names` repeated `times` times over."""
+    return inputs | {name: torch.cat([inputs[name]] * times) for name in names}
+
+
 def doubled(inputs: Tensors) -> Tensors:
     """The same operands in FP64."""
     return {n: t.double() if t.is_floating_point() else t for n, t in inputs.items()}
@@ -151,7 +166,7 @@ def padded(tensor: Tensor, rows: int) -> Tensor:
 def paged(state: Tensor) -> Tensor:
     """A copy of `state` [slots, ...] with each slot in a page of its own, as engines lay it out."""
     slots, *shape = state.shape
-    storage = state.new_zeros(slots, PAGE * DIMS.mla_row)
+    storage = state.new_zeros(slots, SLOT_PITCH)
     copied = storage[:, : state[0].numel()].unflatten(1, shape)
     return copied.copy_(state)
 

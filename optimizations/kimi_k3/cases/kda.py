@@ -36,7 +36,7 @@ class KdaCase:
         """States of all slots, NaN where no request of this step owns them, the null slot too."""
         random = common.generator(seed, regime)
         count = common.requests(regime)
-        total = 2 * count + 3
+        total = count + 4
         slots = torch.randperm(total - 1, generator=random)[:count] + 1
         states = {}
         for name, shape in {
@@ -54,23 +54,28 @@ class KdaCase:
 
     def reference(self, inputs: Tensors) -> Tensors:
         """FP64."""
-        return self._plain(common.doubled(inputs))
+        return self._plain(common.doubled(inputs), 1)
 
     def stock(self, inputs: Tensors) -> Tensors:
         """The same formulas, eager FP32."""
-        return self._plain(inputs)
+        return self._plain(inputs, 1)
 
-    def _plain(self, inputs: Tensors) -> Tensors:
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """Stock with every batch repeated in a larger one."""
+        return self._plain(inputs, common.copies(inputs))
+
+    def _plain(self, inputs: Tensors, times: int) -> Tensors:
         own = Scope(inputs, "self_attn.")
         conv, recurrent = inputs["conv"], inputs["recurrent"]
         ys = []
         for part in common.batches(inputs, "prefix", "bank", "slots"):
-            slots = part["slots"]
-            x = common.site(part, part["prefix"], "self_attention_res", "input_layernorm")
-            y, conv[slots], recurrent[slots] = kda.step(
-                own, DIMS, x, conv[slots], recurrent[slots]
-            )
-            ys.append(y)
+            rows, slots = len(part["slots"]), part["slots"]
+            many = common.repeated(part, times, "prefix", "bank", "slots")
+            at = many["slots"]
+            x = common.site(many, many["prefix"], "self_attention_res", "input_layernorm")
+            y, new_conv, new_state = kda.step(own, DIMS, x, conv[at], recurrent[at])
+            conv[slots], recurrent[slots] = new_conv[:rows], new_state[:rows]
+            ys.append(y[:rows])
         return _outputs(ys, conv, recurrent, inputs["slots"])
 
     def candidate(self, inputs: Tensors) -> Tensors:

@@ -15,7 +15,6 @@ from kimi_k3.reference import mla
 from kimi_k3.reference.weights import Scope
 from kimi_k3.runtime.step import DecodeStep, rows
 
-
 _PER_REQUEST = ("prefix", "bank", "lengths", "table", "mapping")
 
 
@@ -104,21 +103,28 @@ class MlaCase:
 
     def reference(self, inputs: Tensors) -> Tensors:
         """FP64."""
-        return self._plain(common.doubled(inputs))
+        return self._plain(common.doubled(inputs), 1)
 
     def stock(self, inputs: Tensors) -> Tensors:
         """The same formulas in absorbed form, eager FP32."""
-        return self._plain(inputs)
+        return self._plain(inputs, 1)
 
-    def _plain(self, inputs: Tensors) -> Tensors:
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """Stock with every batch repeated in a larger one."""
+        return self._plain(inputs, common.copies(inputs))
+
+    def _plain(self, inputs: Tensors, times: int) -> Tensors:
         own = Scope(inputs, "self_attn.")
         flat = inputs["cache"].flatten(0, 1)
         ys = []
         for part in common.batches(inputs, *_PER_REQUEST):
-            x = common.site(part, part["prefix"], "self_attention_res", "input_layernorm")
-            past = gathered(part, part["cache"])
-            y, flat[part["mapping"]] = mla.step(own, DIMS, x, past, part["lengths"] - 1)
-            ys.append(y)
+            rows = len(part["mapping"])
+            many = common.repeated(part, times, *_PER_REQUEST)
+            x = common.site(many, many["prefix"], "self_attention_res", "input_layernorm")
+            past = gathered(many, many["cache"])
+            y, new = mla.step(own, DIMS, x, past, many["lengths"] - 1)
+            flat[part["mapping"]] = new[:rows]
+            ys.append(y[:rows])
         return _outputs(ys, flat, inputs["mapping"])
 
     def candidate(self, inputs: Tensors) -> Tensors:

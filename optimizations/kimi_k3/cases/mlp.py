@@ -6,6 +6,8 @@ harness.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -47,18 +49,25 @@ class _MlpCase:
 
     def reference(self, inputs: Tensors) -> Tensors:
         """FP64."""
-        return self._plain(common.doubled(inputs))
+        return self._plain(common.doubled(inputs), 1)
 
     def stock(self, inputs: Tensors) -> Tensors:
         """The same formulas, eager FP32."""
-        return self._plain(inputs)
+        return self._plain(inputs, 1)
 
-    def _plain(self, inputs: Tensors) -> Tensors:
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """Stock with every batch repeated in a larger one."""
+        return self._plain(inputs, common.copies(inputs))
+
+    def _plain(self, inputs: Tensors, times: int) -> Tensors:
         own = Scope(inputs, f"{self.module}.")
         ys = []
         for part in common.batches(inputs, "prefix", "bank", "delta"):
-            prefix = part["delta"] + (0.0 if inputs["restart"] else part["prefix"])
-            ys.append(prefix + self._module(own, common.site(part, prefix, *_SITE)))
+            rows = len(part["delta"])
+            many = common.repeated(part, times, "prefix", "bank", "delta")
+            prefix = many["delta"] + (0.0 if inputs["restart"] else many["prefix"])
+            y = prefix + self._module(own, common.site(many, prefix, *_SITE))
+            ys.append(y[:rows])
         return {"y": torch.cat(ys)}
 
     def candidate(self, inputs: Tensors) -> Tensors:
@@ -95,7 +104,7 @@ class MoeCase(_MlpCase):
         return moe.forward(own, DIMS, x)
 
     def _packed(self, inputs: Tensors) -> tuple[Tensor, ...]:
-        return sum(prepared.pack(common.getter(inputs), common.constants(), 0), ())
+        return tuple(chain(*prepared.pack(common.getter(inputs), common.constants(), 0)))
 
 
 class DenseCase(_MlpCase):

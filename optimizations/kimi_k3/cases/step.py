@@ -44,14 +44,22 @@ class FinalCase:
 
     def reference(self, inputs: Tensors) -> Tensors:
         """FP64."""
-        return self.stock(common.doubled(inputs))
+        return self._plain(common.doubled(inputs), 1)
 
     def stock(self, inputs: Tensors) -> Tensors:
-        """Eager, in the dtype of the inputs."""
-        ys = [
-            common.site(part, part["prefix"], "output_attn_res", "norm")
-            for part in common.batches(inputs, "prefix", "bank")
-        ]
+        """The same formulas, eager FP32."""
+        return self._plain(inputs, 1)
+
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """Stock with every batch repeated in a larger one."""
+        return self._plain(inputs, common.copies(inputs))
+
+    def _plain(self, inputs: Tensors, times: int) -> Tensors:
+        ys = []
+        for part in common.batches(inputs, "prefix", "bank"):
+            many = common.repeated(part, times, "prefix", "bank")
+            y = common.site(many, many["prefix"], "output_attn_res", "norm")
+            ys.append(y[: len(part["prefix"])])
         return {"y": torch.cat(ys)}
 
     def candidate(self, inputs: Tensors) -> Tensors:
@@ -81,7 +89,7 @@ class StepCase:
         return [
             {"batch": 1, "context": 40, "prepared": 1},
             {"batch": 2, "context": 40, "prepared": 2},
-            {"batch": 5, "context": 300, "prepared": 5},
+            {"batch": 5, "context": 150, "prepared": 5},
             {"batch": 3, "context": 40, "prepared": 5},
             {"batch": 9, "context": 40, "prepared": 16},
             {"batch": 33, "context": 140, "prepared": 33},
@@ -92,7 +100,7 @@ class StepCase:
         random = common.generator(seed, regime)
         count = common.requests(regime)
         made = requests(random, count, regime["context"])
-        total = 2 * count + 3
+        total = count + 4
         for layer in DIMS.mla_layers:
             made[f"cache.{layer}"] = cache(random, made)
         slots = []
@@ -114,13 +122,23 @@ class StepCase:
 
     def reference(self, inputs: Tensors) -> Tensors:
         """FP64."""
-        return self.stock(common.doubled(inputs))
+        return self._plain(common.doubled(inputs), 1)
 
     def stock(self, inputs: Tensors) -> Tensors:
-        """Layer by layer, eager, in the dtype of the inputs."""
+        """Layer by layer, eager FP32."""
+        return self._plain(inputs, 1)
+
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """Stock with every batch repeated in a larger one."""
+        return self._plain(inputs, common.copies(inputs))
+
+    def _plain(self, inputs: Tensors, times: int) -> Tensors:
         ys = []
         for part in common.batches(inputs, *_PER_REQUEST):
-            ys.append(decoder.layers(inputs, DIMS, part["hidden"], partial(_attention, part)))
+            many = common.repeated(part, times, *_PER_REQUEST)
+            attention = partial(_attention, many)
+            y = decoder.layers(inputs, DIMS, many["hidden"], attention)
+            ys.append(y[: len(part["hidden"])])
         return _outputs(ys, inputs)
 
     def candidate(self, inputs: Tensors) -> Tensors:
@@ -146,7 +164,10 @@ class StepCase:
 
 
 def _attention(part: Tensors, layer: int, own: Weights, x: Tensor) -> Tensor:
-    """Attention of one layer on the caches of these requests."""
+    """Attention of one layer on the caches of these requests.
+
+    Repeated requests write one place several times: equal up to rounding, any of them will do.
+    """
     if layer in DIMS.kda_layers:
         at = part["slots"][:, DIMS.kda_layers.index(layer)]
         conv, recurrent = part[f"conv.{layer}"], part[f"recurrent.{layer}"]
@@ -164,7 +185,9 @@ def _outputs(ys: list[Tensor], inputs: Tensors) -> Tensors:
     state = [inputs[f"recurrent.{layer}"] for layer in DIMS.kda_layers]
     caches = [inputs[f"cache.{layer}"].flatten(0, 1) for layer in DIMS.mla_layers]
     untouched = [
-        common.without(one, at) for held in (conv, state) for one, at in zip(held, slots, strict=True)
+        common.without(one, at)
+        for held in (conv, state)
+        for one, at in zip(held, slots, strict=True)
     ]
     untouched += [common.without(one, inputs["mapping"]) for one in caches]
     return {

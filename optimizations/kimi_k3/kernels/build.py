@@ -25,7 +25,6 @@ from torch.fx.experimental import _config
 from kimi_k3.kernels.compiler import Recipe
 from kimi_k3.kernels.units import UNITS
 
-
 # Fused multiply-add: one rounding less in every product that is summed.
 _OPTIONS = {"cpp.enable_floating_point_contract_flag": "fast"}
 
@@ -46,13 +45,11 @@ def compile_unit(recipe: Recipe, path: Path) -> None:
     dims = {name: torch.export.Dim(name, min=2) for name in ("context", "slots", "rows")}
     dims["batch"] = torch.export.Dim("batch", min=1)
     axes = UNITS[recipe.unit].axes
-    varying = [
-        {axis: dims[name] for axis, name in enumerate(names)} for names in axes
-    ]
+    varying = [{axis: dims[name] for axis, name in enumerate(names)} for names in axes]
     static: list[dict[int, object]] = [{} for _ in recipe.inputs[len(axes) :]]
     # Size-oblivious: otherwise the tracer makes one row a case of its own. Measured: code for
     # exactly 1 or 8 rows is no faster than code for any number.
-    with torch.no_grad(), _config.patch(backed_size_oblivious=True):
+    with torch.no_grad(), _config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         program = torch.export.export(
             _Traced(recipe),
             tuple(one.example() for one in recipe.inputs),
@@ -92,5 +89,11 @@ def build(folder: Path, recipes: list[Recipe]) -> None:
                     compile_unit(recipe, path)
 
 
+def main(folder: str, job: str) -> None:
+    """Compile the recipes listed in the file `job` into `folder`."""
+    listed = json.loads(Path(job).read_text(encoding="utf-8"))
+    build(Path(folder), [Recipe.from_json(one) for one in listed])
+
+
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), [Recipe.from_json(one) for one in json.loads(Path(sys.argv[2]).read_text())])
+    main(*sys.argv[1:])

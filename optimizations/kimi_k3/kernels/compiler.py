@@ -111,7 +111,8 @@ class Recipe:
     def from_json(cls, data: dict[str, Any]) -> Recipe:
         """Inverse of `to_json`."""
         inputs = tuple(
-            Input(tuple(one["shape"]), tuple(one["strides"]), one["dtype"]) for one in data["inputs"]
+            Input(tuple(one["shape"]), tuple(one["strides"]), one["dtype"])
+            for one in data["inputs"]
         )
         return cls(data["unit"], Constants(**data["constants"]), inputs)
 
@@ -215,7 +216,7 @@ class _Builder:
             # The number of threads is compiled in; one is right for rows this few.
             "OMP_NUM_THREADS": "1",
         }
-        self._log = open(scratch / "log", "w+", encoding="utf-8", errors="replace")
+        self._log = (scratch / "log").open("w+", encoding="utf-8", errors="replace")
         command = [sys.executable, "-m", "kimi_k3.kernels.build", str(folder), str(job)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log

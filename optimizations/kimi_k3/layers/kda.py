@@ -129,6 +129,12 @@ class KDA(nn.Module, MambaBase):
         """Our own back end."""
         return KDABackend
 
+    @property
+    def states(self) -> tuple[Tensor, Tensor]:
+        """Convolution histories [slots, taps before now, C] and states [slots, H, V, K]."""
+        convs, states = self.kv_cache
+        return convs, states
+
     def bind_kv_cache(self, kv_cache: Tensor) -> None:
         """Take the states' views of the engine's pages, and say so."""
         super().bind_kv_cache(kv_cache)
@@ -218,7 +224,7 @@ class KDA(nn.Module, MambaBase):
         out: Tensor | None,
     ) -> Tensor:
         """Decodes and verifications: one token of every short row per round."""
-        convs, states = self.kv_cache
+        convs, states = self.states
         history, state = convs.index_select(0, step.live), states.index_select(0, step.live)
         if step.fresh is not None:
             _clear(history, state, step.fresh)
@@ -257,7 +263,7 @@ class KDA(nn.Module, MambaBase):
         layout = step.chunks
         assert layout is not None
         qkv, decay, beta = (_pick(one, step.long_tokens) for one in (qkv, decay, beta))
-        convs, states = self.kv_cache
+        convs, states = self.states
         slots = step.ends[layout.order]
         history, state = convs.index_select(0, slots), states.index_select(0, slots)
         _clear(history, state, layout.fresh)

@@ -77,9 +77,7 @@ def _padded(tokens: Tensor, layout: ChunkLayout) -> Tensor:
     return chunks.view(layout.chunks, CHUNK, *tokens.shape[1:]).transpose(1, 2).contiguous()
 
 
-def _scan(
-    state: Tensor, step: Tensor, gain: Tensor, layout: ChunkLayout
-) -> tuple[Tensor, Tensor]:
+def _scan(state: Tensor, step: Tensor, gain: Tensor, layout: ChunkLayout) -> tuple[Tensor, Tensor]:
     """States before every chunk [N, H, V, K] and after every row's last one [R, H, V, K]."""
     heads = state.shape[1]
     before = torch.empty_like(step)

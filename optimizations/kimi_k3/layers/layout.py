@@ -45,11 +45,12 @@ class ChunkLayout:
     place: Tensor
     """[tokens] place of each token of theirs among all padded chunk tokens."""
     taps: Tensor
-    """[tokens] place of each token in the convolution's input: every row's history, then the row."""
+    """[tokens] place of each token in the convolution's input, which is row after row, each with
+    its history before it."""
     history: Tensor
     """[rows * looked-back tokens] places of the histories, rows in `order`."""
     tail: Tensor
-    """[rows * looked-back tokens] places of the last inputs, which are the next history, rows in `order`."""
+    """[rows * looked-back tokens] places of the next histories, rows in `order`."""
 
     @property
     def chunks(self) -> int:

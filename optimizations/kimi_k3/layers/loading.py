@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ def into(destination: Tensor, dim: int | None = None) -> Slot:
     return Slot(load, dim)
 
 
-def linear(layer: nn.Module, dim: int | None = None, part: int | None = None) -> Slot:
+def linear(layer: Any, dim: int | None = None, part: int | None = None) -> Slot:
     """Use a vLLM linear layer's own loader; `part` names one projection of a merged layer."""
 
     def load(tensor: Tensor) -> None:

@@ -41,7 +41,7 @@ class Recorder:
         self.rank = rank
         self.size = size
         self.switch = switch
-        self.prepared: Sequence[int] = ()
+        self.prepared: tuple[int, ...] = ()
         self.extra_bytes = 0
         self._counters: Counter[str] = Counter()
         self._steps = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -114,7 +115,7 @@ class Executor:
             mlp = ("moe_front", "experts", "moe_tail")
             mlp_weights = moe.pack(get, c, self._collective.rank)
             if c.tp == 1:  # nothing to exchange in between
-                mlp, mlp_weights = ("moe",), (sum(mlp_weights, ()),)
+                mlp, mlp_weights = ("moe",), (tuple(chain(*mlp_weights)),)
         else:
             mlp_weights = (moe.pack_dense(get, c),)
         return _Layer(
@@ -173,7 +174,7 @@ class Executor:
     def _recipes(self) -> list[Recipe]:
         """What to compile, in the order of `_Kernels`; only the layout of the arguments matters."""
         c, one = self._constants, torch.zeros(1, dtype=torch.int64)
-        step = DecodeStep(slots=one, block_table=one[:, None], slot_mapping=one, seq_lens=one + 1, max_seq_len=1)
+        step = DecodeStep(one, one[:, None], one, one + 1, max_seq_len=1)
         plan = rows(step, len(self.dims.kda_layers), 1, self._page)
         prefix, bank = self._prefix[:1], self._bank[:1]
         gathered, inner = torch.empty(1, c.experts + c.latent), torch.empty(1, c.shared_inter)
@@ -185,8 +186,8 @@ class Executor:
         for layer in self._layers:
             first = [prefix, bank, layer.sites, prefix]
             firsts = (first, [gathered, inner], [prefix, summed])
-            for unit, activations, weights in zip(layer.mlp, firsts, layer.mlp_weights):
-                calls.append((unit, [*activations, *weights]))
+            for unit, inputs, weights in zip(layer.mlp, firsts, layer.mlp_weights, strict=False):
+                calls.append((unit, [*inputs, *weights]))
         calls.append(("final", [prefix, bank, *self._final]))
         return [Recipe.of(unit, c, inputs) for unit, inputs in calls]
 
@@ -224,7 +225,8 @@ class Executor:
         for number, layer in enumerate(self._layers):
             if layer.opens is not None:
                 bank[:, layer.opens].copy_(prefix)
-            (share,) = self._kernels.attention[number](self._attention_inputs(number, prefix, bank, plan))
+            inputs = self._attention_inputs(number, prefix, bank, plan)
+            (share,) = self._kernels.attention[number](inputs)
             delta = self._collective.all_reduce(share)
             self._mlp(layer, self._kernels.mlp[number], prefix, bank, delta)
         (output,) = self._kernels.final([prefix, bank, *self._final])
@@ -248,7 +250,8 @@ class Executor:
         else:
             front, experts, tail = kernels
             part, inner = front(inputs)
-            gathered = self._collective.all_gather(part, 1)
+            # Compiled units trust their arguments' strides; a gather may be built by transposing.
+            gathered = self._collective.all_gather(part, 1).contiguous()
             (share,) = experts([gathered, inner, *layer.mlp_weights[1]])
             tail([prefix, self._collective.all_reduce(share), *layer.mlp_weights[2]])
 

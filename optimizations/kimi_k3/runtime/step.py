@@ -64,7 +64,8 @@ def rows(step: DecodeStep, kda_layers: int, prepared: int, page: int) -> Rows:
     if padding:
         slots, write, last = (functional.pad(one, (0, padding)) for one in (slots, write, last))
         table = functional.pad(table, (0, 0, 0, padding))
-    slots, writable = slots.expand(kda_layers, -1), write >= page
+    # Compiled units trust their arguments' strides, and the engine's slots may be any view.
+    slots, writable = slots.expand(kda_layers, -1).contiguous(), write >= page
     context = -(-step.max_seq_len // CONTEXT_STEP) * CONTEXT_STEP
     position = torch.arange(context)
     token = torch.minimum(position, last[:, None])

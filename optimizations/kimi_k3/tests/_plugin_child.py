@@ -2,10 +2,12 @@
 
     python _plugin_child.py SCENARIOS RESULTS
 
-SCENARIOS is a JSON list of {"name", "engine": keyword arguments of vllm.LLM, "batches"}; a batch is
-{"prompts": [[token]], "max_tokens", "every": admit one prompt per so many steps, 0 for all at once}.
-RESULTS gets a JSON object by scenario name, rewritten after each one: "error" (the start-up failure,
-or null), "batches" (per prompt: tokens, cached prompt tokens), "evidence" (per rank), "metrics" (the engine's own).
+SCENARIOS is a JSON list of {"name", "engine": keyword arguments of vllm.LLM, "batches"}. A batch is
+{"prompts": [[token]], "max_tokens", "every"}; "every" n admits one prompt per n steps, 0 all at
+once.
+RESULTS gets a JSON object by scenario name, rewritten after each: "error" (of the start-up, or
+null), "batches" (per prompt: tokens, cached prompt tokens), "evidence" (per rank), "metrics" (the
+engine's own).
 """
 
 from __future__ import annotations

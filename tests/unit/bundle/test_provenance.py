@@ -77,7 +77,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_clean_checkout(checkout: Path) -> None:
-    state = provenance.git_state(checkout / "optimizations", claim().scope.paths)
+    state = provenance.git_state(checkout / "optimizations", claim().scope)
     assert len(state["commit"]) == len(state["tree"]) == 40
     assert state["dirty"] is False
     assert state["scope_files"] == 1
@@ -86,23 +86,38 @@ def test_clean_checkout(checkout: Path) -> None:
 def test_changes_are_noticed_and_result_files_are_not_changes(checkout: Path) -> None:
     (checkout / "submissions").mkdir()
     (checkout / "submissions" / "a.ftb").write_text("x")
-    assert provenance.git_state(checkout, ())["dirty"] is False
+    assert provenance.git_state(checkout, claim().scope)["dirty"] is False
     (checkout / "new.py").write_text("x")
-    state = provenance.git_state(checkout, ())
+    state = provenance.git_state(checkout, claim().scope)
     assert (state["dirty"], state["changed_files"]) == (True, 1)
 
 
 def test_scope_digest_moves_with_the_scope_only(checkout: Path) -> None:
-    scope = claim().scope.paths
-    before = provenance.git_state(checkout, scope)["scope_sha256"]
-    (checkout / "README.md").write_text("changed\n")
-    assert provenance.git_state(checkout, scope)["scope_sha256"] == before
-    (checkout / "optimizations" / "demo" / "ops.py").write_text("x = 2\n")
-    assert provenance.git_state(checkout, scope)["scope_sha256"] != before
+    def after(path: str, text: str) -> str:
+        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / path).write_text(text)
+        git(checkout, "add", ".")
+        git(checkout, "commit", "-q", "-m", "next")
+        digest: str = provenance.git_state(checkout, claim().scope)["scope_sha256"]
+        return digest
+
+    ops = "optimizations/demo/ops.py"
+    first = after("README.md", "changed\n")
+    assert after("submissions/a.ftb", "x") == first
+    assert after("optimizations/other/ops.py", "x = 3\n") == first
+    assert after(ops, "x = 2\n") != first
+    assert after(ops, "x = 1\n") == first
+    (checkout / ops).chmod(0o755)
+    assert after("README.md", "again\n") != first
+
+
+def test_repository_without_a_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", ".")
+    assert provenance.git_state(tmp_path, claim().scope)["commit"] is None
 
 
 def test_folder_without_a_repository(tmp_path: Path) -> None:
-    assert provenance.git_state(tmp_path, ()) == {"commit": None, "tree": None, "dirty": None}
+    assert provenance.git_state(tmp_path, claim().scope) == {"commit": None, "tree": None, "dirty": None}
 
 
 def test_collected_provenance_fits_in_a_bundle(

@@ -24,7 +24,7 @@ from fasttrack.engine.channel import Channel, ChannelClosed, Child, tail
 from fasttrack.errors import FasttrackError
 
 # A child without the harness's own code: it can break every rule, and starts in no time.
-NAUGHTY = '''
+NAUGHTY = """
 import json, os, signal, socket, struct, subprocess, sys, time
 
 sock = socket.socket(fileno=int(sys.argv[1]))
@@ -104,7 +104,7 @@ while True:
         os.write(1, b"\\x00\\xff" * 1000)
         call = "echo"
     sock.sendall(answers[call]())
-'''
+"""
 
 
 @pytest.fixture

@@ -28,9 +28,7 @@ def backend(
         "engine_args": {"fake": options},
     }
     made = fake.Backend()
-    return made, made.start(
-        f"s-{arm}", arm, target, ON if switch is None else switch, PLUGIN, None
-    )
+    return made, made.start(f"s-{arm}", arm, target, ON if switch is None else switch, PLUGIN, None)
 
 
 def generate(made: fake.Backend, *prompts: Any, **sampling: Any) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def test_boots_of_one_name_repeat_and_others_differ() -> None:
 
 def test_a_repeated_prompt_comes_from_the_cache() -> None:
     made, _ = backend()
-    prompt = list(range(200)) + [1]
+    prompt = [*list(range(200)), 1]
     cold, warm = generate(made, prompt), generate(made, prompt)
     assert cold["answers"][0]["cached_tokens"] == 0
     assert warm["answers"][0]["cached_tokens"] == 128
@@ -105,9 +103,7 @@ def test_an_unknown_fault_is_not_planted_in_silence() -> None:
     assert caught.value.code == "ENG-001"
 
 
-@pytest.mark.parametrize(
-    ("fault", "code"), [("raise_at_import", "ENG-002"), ("refuse", "ENG-007")]
-)
+@pytest.mark.parametrize(("fault", "code"), [("raise_at_import", "ENG-002"), ("refuse", "ENG-007")])
 def test_faults_at_the_start_are_coded(fault: str, code: str) -> None:
     with pytest.raises(Coded) as caught:
         backend(fault=fault)
@@ -125,4 +121,4 @@ def test_structured_answers_obey_their_constraint() -> None:
     )
     assert generate(made, [1], structured={"choice": ["p", "q"]})["answers"][0]["text"] == "p"
     broken, _ = backend(fault="broken_json")
-    assert "{" != generate(broken, [1], structured={"json": schema})["answers"][0]["text"][0]
+    assert generate(broken, [1], structured={"json": schema})["answers"][0]["text"][0] != "{"

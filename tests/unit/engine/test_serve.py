@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,8 +20,13 @@ def give(**arguments):
     return arguments
 
 def raises(kind):
-    raise {"value": ValueError("bad\\nvalue"), "exit": SystemExit(0), "coded": Coded("CLM-006", "x"),
-           "interrupt": KeyboardInterrupt(), "long": RuntimeError("y" * 100_000)}[kind]
+    raise {
+        "value": ValueError("bad\\nvalue"),
+        "exit": SystemExit(0),
+        "coded": Coded("CLM-006", "x"),
+        "interrupt": KeyboardInterrupt(),
+        "long": RuntimeError("y" * 100_000),
+    }[kind]
 
 def unserialisable():
     return {"x": object()}

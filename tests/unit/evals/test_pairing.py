@@ -11,7 +11,9 @@ from fasttrack.evals.pairing import Unpaired, first_difference, pair
 
 
 def test_pairs_come_in_item_order_with_their_control() -> None:
-    records = [*reversed(zoo.answers(3)), ]
+    records = [
+        *reversed(zoo.answers(3)),
+    ]
     pairs = pair(records)
     assert [p.base.item for p in pairs] == ["recall-0", "recall-1", "recall-2"]
     for p in pairs:

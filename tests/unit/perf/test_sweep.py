@@ -1,7 +1,9 @@
-"""Protects the sweep: distinct prompts of exactly the cell's length, a full window, every step kept."""
+"""Protects the sweep: distinct prompts of exactly the cell's length, a full window, and every step
+kept."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +85,6 @@ def test_a_long_batch_waits_for_its_last_prefill(tmp_path: Path) -> None:
         update={"engine_args": {"max_num_batched_tokens": 32, "fake": {}}}
     )
     claim = chosen.claim.model_copy(update={"targets": {"lab": slow}})
-    import dataclasses
-
     made = sweep.run(dataclasses.replace(chosen, claim=claim), {"arm": "base", **SPEC})
     for sample in samples(made):
         assert len(decode_window(sample.steps, sample.planned_requests)) == 10

@@ -24,7 +24,8 @@ def judge(candidate: list[ErrorStats], **how: Any) -> Verdict:
 
 
 @pytest.mark.parametrize(
-    ("quantity", "stock"), [("rms", 1e-6), ("q999", 3e-6), ("max", 4e-6), ("worst_slice_rms", 1.5e-6)]
+    ("quantity", "stock"),
+    [("rms", 1e-6), ("q999", 3e-6), ("max", 4e-6), ("worst_slice_rms", 1.5e-6)],
 )
 def test_each_ratio_has_its_limit(quantity: str, stock: float) -> None:
     limit = getattr(LIMITS, f"ratio_{quantity}")

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from fasttrack.schema import Claim, Policy
 
 
-
 def test_cells_are_the_product_of_the_axes_in_a_stable_order() -> None:
     claim = zoo.claim(
         targets={

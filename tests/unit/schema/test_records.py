@@ -20,7 +20,6 @@ from fasttrack.schema import (
 )
 from fasttrack.schema._json import StrictJsonError, canonical_bytes
 
-
 FAILURE = FailureRecord(stage="perf", unit="u", code="ENG-003", cause="killed", next="again")
 MONITOR = MonitorRecord(stage="perf", session="s", values={"load_1min": 0.5, "note": None})
 ONE_OF_EACH = list({r.kind: r for r in [*zoo.honest_run(), FAILURE, MONITOR]}.values())

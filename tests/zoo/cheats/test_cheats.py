@@ -172,9 +172,7 @@ PATH = (
 # Features
 
 
-def featured(
-    name: str, state: State, reason: str, base: Any, mine: Any, says: str = ""
-) -> Cheat:
+def featured(name: str, state: State, reason: str, base: Any, mine: Any, says: str = "") -> Cheat:
     """The feature `sampling`, as `base` and `mine` show it."""
     others = zoo.features([n for n in zoo.FEATURES if n != "sampling"])
     records = [*others, *(r for r in (base, mine) if r is not None)]
@@ -243,6 +241,7 @@ def nulls(values: Sequence[float]) -> tuple[float | None, ...]:
 
 
 DIVERGED = ("recall/divergence", State.FAIL, "EVAL-DIVERGED")
+PARTED = ("recall/divergence", State.INCONCLUSIVE, "EVAL-PARTED")
 OPEN = ("recall", State.INCOMPLETE, "EVAL-INCOMPLETE")
 STOCK_NULLS = [
     r.model_copy(update={"logprobs": nulls(r.logprobs), "gaps": nulls(r.gaps)})
@@ -260,11 +259,13 @@ QUALITY = (
     quality("transport_error", edited(answer(2, "candidate"), error="reset"), *OPEN, "reset"),
     quality("answered_twice", [*zoo.answers(), zoo.item(2, "candidate")], *OPEN, "twice"),
     quality("one_arm_only", [r for r in zoo.answers() if r.arm == "base"], *OPEN, "one arm only"),
-    quality("parts_where_decided", swap(4, 5, 1.0), *DIVERGED, "recall-4 at token 5 (gap 1)"),
-    quality("parts_at_half_a_tie", swap(4, 5, 1e-3, control_gap=5e-4), *DIVERGED),
-    quality("parts_where_nothing_is_known", swap(4, 5, None), *DIVERGED, "gap unknown"),
-    quality("stock_reports_nulls", STOCK_NULLS, *DIVERGED, "recall-4"),
-    quality("ends_early", edited(answer(4, "candidate"), token_ids=(4, 5, 6)), *DIVERGED,
+    quality("parts_in_many_answers", [r for i in range(20) for r in swap(i, 5, 1.0)
+            if r.item == f"recall-{i}"], *DIVERGED, "20 of 20 answers part"),
+    quality("parts_where_decided", swap(4, 5, 1.0), *PARTED, "recall-4 at token 5 (gap 1)"),
+    quality("parts_at_half_a_tie", swap(4, 5, 1e-3, control_gap=5e-4), *PARTED),
+    quality("parts_where_nothing_is_known", swap(4, 5, None), *PARTED, "gap unknown"),
+    quality("stock_reports_nulls", STOCK_NULLS, *PARTED, "recall-4"),
+    quality("ends_early", edited(answer(4, "candidate"), token_ids=(4, 5, 6)), *PARTED,
             "recall-4 at token 3 (one ends)"),
     quality("drifts", edited(answer(4, "candidate"), logprobs=tuple(-0.6 for _ in range(8))),
             *DIVERGED, "log-probability moved"),

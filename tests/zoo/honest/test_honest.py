@@ -78,13 +78,15 @@ CASES = (
         "exact_where_stock_is_exact",
         zoo.honest_run(
             kernels=zoo.changed(
-                zoo.kernels([zoo.errors(0.0)]), KernelRecord, stock=zoo.errors(0.0),
+                zoo.kernels([zoo.errors(0.0)]),
+                KernelRecord,
+                stock=zoo.errors(0.0),
                 rounding_rms=0.0,
             )
         ),
         "mix/batch=1",
         State.PASS,
-    ),  # fmt: skip
+    ),
     Honest(
         "parts_at_a_tie",
         zoo.honest_run(evals=zoo.evals(tied(zoo.answers(), 2e-4))),
@@ -96,7 +98,9 @@ CASES = (
         zoo.honest_run(
             evals=zoo.evals(
                 [
-                    r if r.arm == "base" else zoo.item(i // 3, "candidate", score=r.score, shift=3e-3)
+                    r
+                    if r.arm == "base"
+                    else zoo.item(i // 3, "candidate", score=r.score, shift=3e-3)
                     for i, r in enumerate(zoo.answers(noise=2e-3))
                 ]
             )
@@ -104,8 +108,12 @@ CASES = (
         "recall/divergence",
         State.PASS,
     ),
-    Honest("step_after_the_last", zoo.honest_run(features=late_step()), "features/candidate",
-           State.PASS),
+    Honest(
+        "step_after_the_last",
+        zoo.honest_run(features=late_step()),
+        "features/candidate",
+        State.PASS,
+    ),
     Honest(
         "refused_as_declared",
         zoo.honest_run(
@@ -132,14 +140,17 @@ CASES = (
         State.UNSUPPORTED,
     ),
     Honest("one_session_lost", zoo.honest_run(perf=lost_session()), "sentence", State.PASS),
-    Honest("machine_drifts", zoo.honest_run(perf=zoo.perf(1.5, drift=0.01)), "sentence",
-           State.PASS),
-    Honest("equal_is_not_slower", zoo.honest_run(perf=zoo.perf(1.0)), "sentence", State.PASS,
-           SLOWER),
-    Honest("within_the_margin", zoo.honest_run(perf=zoo.perf(0.985)), "sentence", State.PASS,
-           SLOWER),
+    Honest(
+        "machine_drifts", zoo.honest_run(perf=zoo.perf(1.5, drift=0.01)), "sentence", State.PASS
+    ),
+    Honest(
+        "equal_is_not_slower", zoo.honest_run(perf=zoo.perf(1.0)), "sentence", State.PASS, SLOWER
+    ),
+    Honest(
+        "within_the_margin", zoo.honest_run(perf=zoo.perf(0.985)), "sentence", State.PASS, SLOWER
+    ),
     Honest("faster_where_named", zoo.honest_run(perf=zoo.perf(1.3)), "sentence", State.PASS, NAMED),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("honest", CASES, ids=lambda honest: honest.name)

@@ -24,8 +24,8 @@ def site(
     """
     stored = torch.arange(bank.shape[1], device=bank.device) < sources
     # A weight of zero does not silence a NaN, so unused blocks are emptied, not only masked.
-    stack = torch.cat((torch.where(stored[:, None], bank, 0.0), prefix[:, None]), dim=1).double()
+    stack = torch.cat((torch.where(stored[:, None], bank, 0.0), prefix[:, None]), dim=1)
     scores = (stack * score).sum(-1) * torch.rsqrt(stack.square().mean(-1) + eps)
     used = torch.cat((stored, stored.new_ones(1)))
     depth = torch.softmax(scores.masked_fill(~used, float("-inf")), dim=-1)
-    return rms_norm((depth[:, :, None] * stack).sum(1), gain, eps).to(prefix.dtype)
+    return rms_norm((depth[:, :, None] * stack).sum(1), gain, eps)

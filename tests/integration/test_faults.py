@@ -1,0 +1,150 @@
+"""Protects the detectors end to end: every fault the fake engine can plant is found by `validate`,
+with its exit status and code, and none makes the harness itself fall over.
+
+What an honest engine gives is in `test_flow.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import fasttrack, optimization, records, run_folders, unit_files
+
+from fasttrack.engine._fake_child import FAULTS
+from fasttrack.errors import EXPLANATIONS
+from fasttrack.schema import FailureRecord
+from fasttrack.schema.verdict import REASONS
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A fault that stops the run with a coded error in the candidate's first session."""
+
+    fault: str
+    code: str
+    status: int
+    says: str
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A fault that the rules find: (code, cell) of open verdicts, and the exit status."""
+
+    fault: str
+    stage: str
+    expected: tuple[tuple[str, str], ...]
+    status: int = 1
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+STOPPED = (
+    Stopped("raise_at_import", "ENG-002", 5, "ImportError: planted"),
+    Stopped("refuse", "ENG-007", 5, "dtype is wrong; batch is wrong"),
+    Stopped("raise_at_start", "ENG-001", 5, "RuntimeError: planted: raised at start"),
+    Stopped("hang", "ENG-004", 5, "no answer to 'generate' within 5 s", ("--timeout", "5")),
+    Stopped("die", "ENG-003", 5, "killed by SIGKILL"),
+    Stopped("ignore_switch", "CLM-006", 2, "'auto'"),
+)
+CELL = "decode/batch=2/context_tokens=128"
+JUDGED = (
+    Judged("no_path", "features", (("PATH-NONE", "features/candidate"),)),
+    Judged("no_path", "perf", (("PATH-NONE", CELL), ("SPD-SENTENCE", "sentence"))),
+    Judged("prefill_specialised", "features", (("PATH-PREFILL", "features/candidate"),)),
+    Judged(
+        "base_specialised", "features", (("PATH-BASE", "features/base"),),
+        engine={"fault_arm": "base"},
+    ),
+    Judged("wrong_token", "features", (("FEAT-LOST", "logprobs"), ("FEAT-LOST", "prefix_cache"))),
+    Judged("wrong_token", "evals", (("EVAL-DIVERGED", "recall/divergence"),)),
+    Judged("broken_json", "features", (("FEAT-LOST", "structured_output"),)),
+    Judged("lost_stop", "features", (("FEAT-LOST", "stop_strings"),)),
+    Judged("ignores_seed", "features", (("FEAT-LOST", "sampling"),)),
+    Judged("no_logprobs", "features", (("FEAT-LOST", "logprobs"),)),
+    Judged("no_logprobs", "evals", (("EVAL-DIVERGED", "recall/divergence"),)),
+    Judged("stale_prefix", "features", (("FEAT-LOST", "prefix_cache"),)),
+    Judged("shed_load", "features", (("FEAT-LOST", "chunked_prefill"),)),
+    Judged("shed_load", "evals", (("EVAL-INCOMPLETE", "recall"),), status=3),
+    Judged("shed_load", "perf", (("VAL-TOKENS", CELL), ("SPD-SENTENCE", "sentence")), status=3),
+    Judged(
+        "changed_build", "perf", (("VAL-ENGINE", CELL), ("SPD-SENTENCE", "sentence")), status=3
+    ),
+    Judged("slow", "perf", (("SPD-SLOWER", CELL), ("SPD-SENTENCE", "sentence"))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STOPPED, ids=lambda case: case.fault)
+def test_a_fault_that_stops_the_run(case: Stopped, tmp_path: Path) -> None:
+    optimization(tmp_path, fault=case.fault)
+    command = ("validate", "demo", "--only", "features", "--json", *case.arguments)
+    ran = fasttrack(tmp_path, *command)
+    assert ran.status == case.status, ran.err
+    error = ran.error
+    assert set(error) == {"code", "cell", "cause", "next", "exit_status"}
+    assert (error["code"], error["exit_status"]) == (case.code, case.status)
+    assert case.says in error["cause"]
+    assert error["next"]
+    assert case.code in ran.err and case.code in EXPLANATIONS
+    assert "Traceback" not in ran.err
+    # What was finished is kept, and the failure is on record.
+    (run,) = run_folders(tmp_path)
+    kept = unit_files(run)
+    assert [name.split("-")[0] for name in kept] == ["features/base"]
+    (failure,) = records(run, "features/failures")
+    assert isinstance(failure, FailureRecord)
+    assert (failure.code, failure.unit.split("-")[0]) == (case.code, "candidate")
+    # The same command goes on there: base is not measured again.
+    if case.fault != "hang":
+        assert fasttrack(tmp_path, *command).error["code"] == case.code
+        assert run_folders(tmp_path) == [run]
+        assert unit_files(run) == kept
+        assert len(records(run, "features/failures")) == 2
+
+
+def test_tracebacks_are_for_those_who_ask(tmp_path: Path) -> None:
+    optimization(tmp_path, fault="raise_at_start")
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "features", "-v")
+    assert ran.status == 5
+    # The child's own traceback, and ours.
+    assert "RuntimeError: planted: raised at start" in ran.err
+    assert ran.err.count("Traceback (most recent call last)") >= 2
+
+
+@pytest.mark.parametrize("case", JUDGED, ids=lambda case: f"{case.fault}-{case.stage}")
+def test_a_fault_that_the_rules_find(case: Judged, tmp_path: Path) -> None:
+    optimization(tmp_path, fault=case.fault, **case.engine)
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", case.stage, "--json")
+    assert ran.status == case.status, ran.err
+    assert "Traceback" not in ran.err
+    found = {(item["code"], item["cell"]): item for item in ran.json["open"]}
+    for key in case.expected:
+        assert key in found, found
+        assert found[key]["cause"]
+        assert found[key]["next"].startswith("fasttrack validate")
+        assert key[0] in REASONS
+    assert ran.json["outcome"]["state"] == {1: "FAIL", 3: "INCONCLUSIVE"}[case.status]
+
+
+def test_stray_output_does_no_harm(tmp_path: Path) -> None:
+    optimization(tmp_path, fault="chatter")
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "features", "--only", "evals", "--json")
+    assert ran.status == 0, ran.err
+    (run,) = run_folders(tmp_path)
+    assert "stray output" in (run / "logs" / "features-candidate.log").read_text()
+
+
+def test_a_real_gain_is_found(tmp_path: Path) -> None:
+    optimization(
+        tmp_path, ('sentence = "slower_nowhere"', 'sentence = "faster_everywhere"'), speedup=1.5
+    )
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "perf")
+    assert ran.status == 0, ran.err
+    assert "FASTER" in ran.err
+
+
+def test_every_fault_is_tried() -> None:
+    tried = {case.fault for case in (*STOPPED, *JUDGED)} | {"chatter"}
+    assert tried == set(FAULTS)
