@@ -112,6 +112,10 @@ EXPLANATIONS: dict[str, Explanation] = {
         "The folder a scaffold would be written to already holds files.",
         "Choose another name, or remove the folder yourself.",
     ),
+    "USE-003": Explanation(
+        "The repository, or one of the two commits to compare, cannot be read.",
+        "Fetch both branches with their history: a shallow clone lacks the commit they share.",
+    ),
     "CLM-001": Explanation(
         "There is no claim.toml where one was expected, or it cannot be read.",
         "Pass the optimization's folder. `fasttrack init NAME` writes a complete example.",

@@ -39,7 +39,7 @@ class Amounts:
 
 
 TIERS: Mapping[Tier, Amounts] = {
-    Tier.SMOKE: Amounts(2, 24, 10, 5, 12, 32),
+    Tier.SMOKE: Amounts(2, 24, 6, 3, 12, 32),
     Tier.STANDARD: Amounts(4, 64, 10, 300, 64, 64),
     Tier.FULL: Amounts(6, 256, 10, 3000, 256, 128),
 }

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from fasttrack.schema._json import canonical_bytes
 
@@ -43,6 +43,7 @@ class Repository:
     def __init__(self, folder: Path) -> None:
         """Use any folder of it; a bare one will do."""
         self._folder = folder
+        self._files: dict[str, dict[str, Blob]] = {}
         self._git("rev-parse", "--git-dir")
 
     def commit(self, ref: str) -> str:
@@ -67,6 +68,10 @@ class Repository:
             return False
         return True
 
+    def history(self, commit: str, most: int) -> list[str]:
+        """A commit and up to `most` - 1 before it, last first."""
+        return self._git("rev-list", f"-{most}", commit).decode("ascii").split()
+
     def changed(self, old: str, new: str) -> dict[str, str]:
         """Path to letter (A added, D deleted, M changed, T other kind) between two commits."""
         raw = self._git("diff-tree", "-r", "-z", "--no-renames", "--name-status", old, new)
@@ -77,8 +82,10 @@ class Repository:
         }
 
     def files(self, commit: str) -> dict[str, Blob]:
-        """All files of a commit, by path from the top of the repository."""
-        found = {}
+        """All files of a commit, by path from the top of the repository; listed once."""
+        if commit in self._files:
+            return self._files[commit]
+        found = self._files[commit] = {}
         for entry in self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
             told, _, path = entry.partition(b"\t")
             mode, _, oid = told.decode("ascii").split(" ")
@@ -187,7 +194,7 @@ def _header(line: bytes, oid: str) -> tuple[str, int]:
     return fields[1], int(fields[2])
 
 
-def _pieces(stream: BinaryIO, size: int) -> Iterator[bytes]:
+def _pieces(stream: IO[bytes], size: int) -> Iterator[bytes]:
     while size:
         piece = stream.read(min(size, _CHUNK))
         if not piece:

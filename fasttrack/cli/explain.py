@@ -9,14 +9,16 @@ import typer
 
 from fasttrack.cli.common import JsonOption, emit
 from fasttrack.errors import EXPLANATIONS, Explanation, UsageError
+from fasttrack.gate.findings import DEMANDS
 from fasttrack.schema.verdict import REASONS
 from fasttrack.verify.codes import CODES
 
 
 def explanations() -> dict[str, Explanation]:
-    """All codes: errors, verdict reasons and reject codes."""
+    """All codes: errors, verdict reasons, reject codes and demands of the gate."""
     rejects = {code: Explanation(item.meaning, item.cure) for code, item in CODES.items()}
-    return {**EXPLANATIONS, **REASONS, **rejects}
+    demands = {code: Explanation(item.meaning, item.cure) for code, item in DEMANDS.items()}
+    return {**EXPLANATIONS, **REASONS, **rejects, **demands}
 
 
 def explain(

@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fasttrack.bundle.atomic import write_bytes
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.cli.common import JsonOption, emit, talk
-from fasttrack.report import junit, markdown, terminal
+from fasttrack.report import html, junit, markdown, terminal
 from fasttrack.report.build import build
 from fasttrack.report.model import Report
 
 
 def report(
-    path: Annotated[Path, typer.Argument(help="A .ftb result file, or a run folder.")],
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the page as Markdown to stdout.")
-    ] = False,
-    junit_file: Annotated[
-        Path | None, typer.Option("--junit", help="Also write the verdicts as JUnit XML here.")
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A .ftb result file, or a run folder.")
+    ],
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write the whole page here: one file, nothing else needed."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the Markdown page here.")] = None,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", help="Write the verdicts as JUnit XML here.")
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page as Markdown, at most 60 kB.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Show what a result file says; `verify` judges the file and `gate` the evidence."""
+    """Show what a result file says, in short; `verify` judges the file and `gate` the evidence."""
     with open_bundle(path) as bundle:
         made = build(bundle)
-    if out is not None:
-        write_bytes(out, markdown.render(made).encode("utf-8"))
-    if junit_file is not None:
-        write_bytes(junit_file, junit.render(made).encode("utf-8"))
+    written = [
+        (file, render(made))
+        for file, render in ((html_file, html.render), (junit_file, junit.render))
+        if file is not None
+    ]
+    for file, text in written:
+        write_bytes(file, text.encode("utf-8"))
     if as_json:
         emit(_json_value(made, path), as_json=True)
     elif as_markdown:
         emit(markdown.render(made).rstrip("\n"), as_json=False)
+    elif written:
+        emit("\n".join(str(file) for file, _ in written), as_json=False)
     else:
-        console = talk()
-        terminal.show(made, console)
-        console.print(f"\nVerdicts are shown as stored; fasttrack verify {path} recomputes them.",
-                      markup=False, soft_wrap=True, style="dim")  # fmt: skip
+        terminal.show(made, Console(file=sys.stdout, highlight=False), path)
+    talk().print(
+        f"Verdicts are shown as stored; fasttrack verify {path} recomputes them.",
+        markup=False, soft_wrap=True, style="dim",
+    )  # fmt: skip
     return 0
 
 

@@ -63,7 +63,7 @@ def site(
         ]
         emit({"index": str(out / INDEX), "refused": len(refused), "files": told}, as_json=True)
     else:
-        console.print(f"{len(entries)} files, {len(refused)} refused", markup=False)
+        console.print(f"{len(refused)} of {len(entries)} files refused", markup=False)
         emit(str(out / INDEX), as_json=False)
     return 0
 

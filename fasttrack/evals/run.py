@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import pkgutil
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal
 
 from fasttrack.engine.base import Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
-from fasttrack.evals import tasks
-from fasttrack.evals.task import EvalTask, Item
+from fasttrack.evals.task import EvalTask, Item, prompt_room
+from fasttrack.evals.tasks import registry
 from fasttrack.schema import Arm, ItemRecord, Record
 
 CONTROL_CONCURRENCY = 2
-
-
-def registry() -> tuple[EvalTask, ...]:
-    """All tasks: the `TASK` of every module in `evals/tasks`."""
-    found = []
-    for module in pkgutil.iter_modules(tasks.__path__):
-        task = getattr(import_module(f"{tasks.__name__}.{module.name}"), "TASK", None)
-        if task is not None:
-            found.append(task)
-    return tuple(found)
 
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
@@ -34,7 +22,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     records: list[Record] = []
     with setting.session("evals", name, arm, records) as session:
         for task in registry():
-            room = min(1024, setting.target.max_model_len - spec["answer_tokens"] - 1)
+            room = prompt_room(setting.target.max_model_len, spec["answer_tokens"])
             items = task.items(setting.seed, spec["items"], room)
             prompts = session.encode([item.prompt for item in items])
             rounds: list[tuple[Literal["main", "control"], int]] = [("main", len(items))]

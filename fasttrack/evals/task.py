@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
+MAX_PROMPT_TOKENS = 1024
+
+
 @dataclass(frozen=True)
 class Item:
     """One question. `prompt` is the exact text that is tokenised; `answer` is what scores 1."""
@@ -28,3 +31,8 @@ class EvalTask(Protocol):
     def score(self, item: Item, text: str) -> float:
         """Score in [0, 1] of an answer's text."""
         ...
+
+
+def prompt_room(max_model_len: int, answer_tokens: int) -> int:
+    """Tokens a prompt may have on a target so that its answer fits behind it."""
+    return min(MAX_PROMPT_TOKENS, max_model_len - answer_tokens - 1)

@@ -16,6 +16,7 @@ from fasttrack.errors import UsageError, VerificationFailed
 from fasttrack.gate.findings import Decision, Finding, GateResult
 from fasttrack.schema import Policy, State, Tier
 from fasttrack.schema.claim import GatePolicy
+from fasttrack.verify.allowed import Allowed
 from fasttrack.verify.steps import LISTED, Verification, verify
 
 SIMULATED_ENGINE = "fake"
@@ -26,7 +27,8 @@ class Reader:
     """Whose rules apply."""
 
     policy: Policy = field(default_factory=Policy)
-    allowed_signers: Path | None = None
+    allowed: Sequence[Allowed] | None = None
+    """Who may sign; None: nobody said, which is never enough."""
 
 
 def gate(bundles: Sequence[Path], reader: Reader) -> GateResult:
@@ -46,7 +48,7 @@ def gate(bundles: Sequence[Path], reader: Reader) -> GateResult:
 def judge(path: Path, name: str, reader: Reader) -> Decision:
     """The decision about one file, shown under a name."""
     try:
-        found = verify(path, allowed_signers=reader.allowed_signers, policy=reader.policy)
+        found = verify(path, allowed_signers=reader.allowed, policy=reader.policy)
     except VerificationFailed as error:
         finding = Finding("GAT-019", f"{error.code} in {error.cell}: {error.cause}")
         return Decision("file", name, (finding,), refused=error)

@@ -36,6 +36,7 @@ from fasttrack.gate.findings import DEMANDS, Decision, Finding
 from fasttrack.schema import Policy
 from fasttrack.schema.claim import Frozen
 from fasttrack.verify import identity
+from fasttrack.verify.allowed import Allowed
 
 SUFFIX = ".waiver.toml"
 NAMESPACE = "fasttrack-waiver-v1@fasttrack.dev"
@@ -82,7 +83,7 @@ def check(
     *,
     change_sha256: str,
     policy: Policy,
-    allowed: Sequence[identity.Allowed],
+    allowed: Sequence[Allowed],
     authors: Mapping[bytes, str],
     now: datetime,
 ) -> None:

@@ -56,7 +56,7 @@ def speed(bundle: Bundle) -> Section:
         *(f"{v.cell}: {v.state.value}. {v.detail}" for v in verdicts.values()),
     ]
     forest = Forest(
-        f"Speed-up over stock with its {level}", "batch × context", "faster", "slower",
+        f"Speed-up over stock with its {level}", "batch \u00d7 context", "faster", "slower",
         tuple(marks[:MOST_ROWS]),
     )  # fmt: skip
     shown = table(columns, rows, MOST_ROWS)
@@ -66,7 +66,7 @@ def speed(bundle: Bundle) -> Section:
 def _mark(cell: Cell, verdict: Verdict | None) -> Mark:
     context = cell.context_tokens
     size = f"{context // K}k" if context >= K and context % K == 0 else str(context)
-    label = clean(f"{cell.batch} × {size}", 24)
+    label = clean(f"{cell.batch} \u00d7 {size}", 24)
     if verdict is None:
         return Mark(label, State.MISSING.value)
     return Mark(

@@ -53,7 +53,7 @@ def forest(figure: Forest, name: str) -> str:
         parts.append(_text(LEFT, 30, f"← {figure.worse}", "soft"))
     for value in ticks(low, high):
         x = _place(value, low, high)
-        kind = "one" if value == 1 else "rule"
+        kind = "unit" if value == 1 else "rule"
         parts.append(f'<line class="{kind}" x1="{x}%" x2="{x}%" y1="{TOP - 10}" y2="{end + 4}"/>')
         parts.append(_text(x, end + 18, f"{value:g}x", "soft", "middle"))
     for index, mark in enumerate(figure.marks):
@@ -145,9 +145,7 @@ def timeline(figure: Timeline, name: str) -> str:
         parts.append(_text(0, y + 12, label))
         y += 20
         for index, span in enumerate(spans):
-            left, right = (
-                round(100 * min(max(v / longest, 0.0), 1.0), 3) for v in (span.start_us, span.end_us)
-            )
+            left, right = (_share(v / longest) for v in (span.start_us, span.end_us))
             odd = " odd" if index % 2 else ""
             parts.append(
                 f'<svg x="{left}%" y="{y + TRACK * span.track}" overflow="hidden" '
@@ -163,10 +161,15 @@ def timeline(figure: Timeline, name: str) -> str:
     return f"<figure>\n{_open(name, y + 14, figure.title, said)}{''.join(parts)}</svg>\n</figure>\n"
 
 
+def _share(value: float) -> float:
+    return round(100 * min(max(value, 0.0), 1.0), 3)
+
+
 def _open(name: str, height: int, title: str, description: str) -> str:
     return (
         f'<svg role="img" width="100%" height="{height}" aria-labelledby="{name}-t {name}-d">\n'
-        f'<title id="{name}-t">{text(title)}</title>\n<desc id="{name}-d">{text(description)}</desc>\n'
+        f'<title id="{name}-t">{text(title)}</title>\n'
+        f'<desc id="{name}-d">{text(description)}</desc>\n'
     )
 
 

@@ -19,6 +19,7 @@ from fasttrack.report.model import (
     rank,
     shown,
     table,
+    times,
 )
 from fasttrack.schema import Verdict
 
@@ -95,14 +96,15 @@ def _every_verdict(verdicts: Sequence[Verdict]) -> Section:
     rows = []
     for verdict in verdicts[:MOST_VERDICTS]:
         say = shown(verdict)
+        unit = "" if say is times or verdict.estimate is None else f" {verdict.unit}"
         rows.append(
             (verdict.rule, verdict.cell, verdict.state.value, verdict.reason,
-             say(verdict.estimate), interval(verdict), say(verdict.floor), verdict.unit, verdict.n,
+             say(verdict.estimate) + unit, interval(verdict), say(verdict.floor), verdict.n,
              verdict.detail, verdict.next or "-")
         )  # fmt: skip
     columns = (
-        "Rule", "Cell", "State", "Reason", "Estimate", "Interval", "Floor or limit", "Unit", "n",
-        "Detail", "Command",
+        "Rule", "Cell", "State", "Reason", "Estimate", "Interval", "Floor or limit", "n", "Detail",
+        "Command",
     )  # fmt: skip
     omitted = max(0, len(verdicts) - MOST_VERDICTS)
     shown_rows = replace(table(columns, rows, MOST_VERDICTS), omitted=omitted)

@@ -19,6 +19,7 @@ from fasttrack.schema import State
 
 MOST_TEXT = 2000
 GENERATOR = "fasttrack"
+NOTHING = "-"
 RANKS = ("bad", "open", "good")
 _STATE = "|".join(state.value for state in State)
 _STATES = re.compile(rf"(\d+ )?({_STATE})(, \d+ ({_STATE}))*\Z")
@@ -94,6 +95,7 @@ def _field(name: str, cell: str, kind: str, *, first: bool, stacked: bool) -> st
     if first:
         return f'<th role="rowheader" scope="row"{_class(kind)}>{shown}</th>'
     if stacked:
+        kind = f"{kind} none".strip() if cell == NOTHING else kind
         return f'<td role="cell" data-name="{text(name)}"{_class(kind)}><div>{shown}</div></td>'
     return f'<td role="cell"{_class(kind)}>{shown}</td>'
 
@@ -112,7 +114,7 @@ def _class(kind: str) -> str:
 def _cell(cell: str, column: str) -> str:
     if _STATES.match(cell):
         return " ".join(_counted(part) for part in cell.split(", "))
-    if column == "Command" and cell != "-":
+    if column == "Command" and cell != NOTHING:
         return f'<code class="copy">{text(cell)}</code>'
     return text(cell).replace("/", "/<wbr>")
 

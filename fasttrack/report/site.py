@@ -104,15 +104,15 @@ def _body(entries: Sequence[Entry]) -> Iterator[str]:
     bad = sum(entry.state == REFUSED for entry in entries)
     yield '<p class="brow">fasttrack</p>\n<h1>Result files</h1>\n'
     yield (
-        f"<p>{len(entries)} files, of which {bad} were refused. Every other one was verified "
-        "before it was listed: its verdicts follow from the raw records inside it. Whether an "
-        "honest machine made those records, only a second measurement can tell.</p>\n"
+        f"<p>{bad} of {len(entries)} files refused. Every other one was verified before it was "
+        "listed: its verdicts follow from the raw records inside it. Whether an honest machine "
+        "made those records, only a second measurement can tell.</p>\n"
     )
     yield from _form(entries)
     yield '<section aria-label="Files">\n<div class="box" role="region" tabindex="0" '
     yield 'aria-label="Files">\n<table role="table" class="stack">\n'
     yield '<thead role="rowgroup"><tr role="row">'
-    for name in ("Result", "State", "Model", "Target", "Machine", "Speed-up", "Tier", "Signed by"):
+    for name in ("Result", "State", "Model", "Hardware", "Speed-up", "Run", "Signed by"):
         yield f'<th role="columnheader" scope="col">{name}</th>'
     yield '</tr></thead>\n<tbody role="rowgroup">\n'
     for entry in entries:
@@ -145,28 +145,29 @@ def _row(entry: Entry) -> Iterator[str]:
         for name, values in _values(entry).items()
     )
     yield f'<tr role="row"{marks}>'
-    name = page.text(entry.title or entry.file)
+    file = f"<code>{page.text(entry.file).replace('/', '/<wbr>')}</code>"
     if entry.page:
-        name = f'<a href="{page.text(entry.page)}">{name}</a>'
-    yield (
-        f'<th role="rowheader" scope="row" class="say">{name}'
-        f'<br><code class="soft">{page.text(entry.file).replace("/", "/<wbr>")}</code></th>'
-    )
+        link = f'<a href="{page.text(entry.page)}">{page.text(entry.title)}</a>'
+        file = f"{link}<br>{file}"
+    yield f'<th role="rowheader" scope="row" class="say">{file}</th>'
     if entry.state == REFUSED:
         chip = f'<span class="chip bad">{REFUSED}</span>'
-        yield _cell("State", f"{chip} {page.text(entry.told)}", ' colspan="7"')
+        yield _cell("State", f"{chip} {page.text(entry.told)}", ' colspan="6"')
     else:
         chip = page.chip(State(entry.state))
         if not entry.admissible:
             chip += '<span class="chip open">not admissible</span>'
         yield _cell("State", chip)
-        yield _cell("Model", "<br>".join(page.text(model) for model in entry.models))
-        for label, value in (
-            ("Target", entry.target), ("Machine", entry.machine), ("Speed-up", entry.speed),
-            ("Tier", entry.tier), ("Signed by", ", ".join(entry.signers) or NONE),
-        ):  # fmt: skip
-            yield _cell(label, page.text(value))
+        yield _cell("Model", _lines(entry.models))
+        yield _cell("Hardware", _lines((entry.target, entry.machine)))
+        yield _cell("Speed-up", page.text(entry.speed))
+        yield _cell("Run", _lines((entry.tier, entry.created[:10])), ' class="one"')
+        yield _cell("Signed by", _lines(entry.signers))
     yield "</tr>\n"
+
+
+def _lines(values: Sequence[str]) -> str:
+    return "<br>".join(page.text(value) for value in values)
 
 
 def _cell(name: str, markup: str, extra: str = "") -> str:

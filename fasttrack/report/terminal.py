@@ -55,7 +55,8 @@ def show(report: Report, console: Console, path: Path | None = None) -> None:
     console.print()
     if rest:
         console.print(Text(f"Also in the report: {', '.join(rest)}.", style="dim"))
-    console.print(Text(f"All of it: fasttrack report {file} --html report.html", style="dim"))
+    all_of_it = Text(f"All of it: fasttrack report {file} --html report.html", style="dim")
+    console.print(all_of_it, soft_wrap=True)
 
 
 def _list(lines: Sequence[str], console: Console) -> None:

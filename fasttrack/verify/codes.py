@@ -127,10 +127,18 @@ CODES: dict[str, Reject] = {
     "VER-051": Reject("The claim is not the one that was frozen before measuring.", _EDITED),
     "VER-052": Reject("The policy is not the one that was frozen before measuring.", _EDITED),
     "VER-053": Reject("The plan is not the one that was frozen before measuring.", _EDITED),
-    "VER-054": Reject("The plan is not a plan of this claim, target, tier or seed.", _EDITED),
+    "VER-054": Reject(
+        "The plan is not the plan of this claim, target, tier and seed: amounts, cells or units "
+        "differ.",
+        _EDITED + " If the file was written by another version of fasttrack, verify with that one.",
+    ),
     "VER-060": Reject("A record is malformed, or its file was cut short.", _DAMAGED),
     "VER-061": Reject("A record lies in the folder of another stage.", _PACK),
     "VER-062": Reject("A record file belongs to no unit of the plan.", _PACK),
+    "VER-063": Reject(
+        "A unit of the plan left no record file: results were left out.",
+        "Measure the whole plan; the same `fasttrack validate` command continues where it stopped.",
+    ),
     "VER-070": Reject(
         "A stored verdict is not what the rules make of the raw records.",
         _EDITED + " If the file was written by another version of fasttrack, verify with that one.",
@@ -169,4 +177,15 @@ CODES: dict[str, Reject] = {
     "VER-090": Reject("Two samples consist of the same times: one is a copy.", _MEASURE),
     "VER-091": Reject("An item, a kernel case or a feature was recorded twice.", _MEASURE),
     "VER-092": Reject("A record contradicts itself in its counts.", _MEASURE),
+    "VER-093": Reject("An answer's score is not the one its text gets.", _EDITED),
+    "VER-094": Reject(
+        "The answered items are not those that seed and plan give: their number, names, prompts or "
+        "lengths.",
+        _MEASURE,
+    ),
+    "VER-095": Reject(
+        "The file holds answers to an eval that this version does not have, so nobody can score "
+        "them again. Unknown is not a pass.",
+        _UPGRADE,
+    ),
 }

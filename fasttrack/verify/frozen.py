@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from datetime import datetime
-from typing import Any
 
+from fasttrack import plan as planning
 from fasttrack.bundle import layout, statement
 from fasttrack.bundle.reader import Bundle
-from fasttrack.errors import VerificationFailed
+from fasttrack.errors import UsageError, VerificationFailed
+
+MAX_CELLS = 20_000
+MAX_OPS = 1_000
 
 
 def check_statement(bundle: Bundle) -> str:
@@ -58,21 +61,30 @@ def _check_plan(bundle: Bundle) -> None:
         raise VerificationFailed(
             "VER-054", f"the claim has no target {run.target!r}", cell=layout.RUN
         )
-    expected: dict[str, Any] = {
-        "claim_sha256": run.claim_sha256,
-        "target": run.target,
-        "tier": run.tier.value,
-        "seed": run.seed,
-        "cells": [cell.id for cell in claim.cells(run.target)],
-    }
-    for key, value in expected.items():
-        if plan.get(key) != value:
-            raise VerificationFailed(
-                "VER-054", f"its {key} is not that of claim and run", cell=layout.PLAN
-            )
+    grid = claim.targets[run.target].grid
+    cells = len(grid.batch) * len(grid.context_tokens) * len(grid.workload)
+    if cells > MAX_CELLS or len(claim.scope.ops) > MAX_OPS:
+        raise VerificationFailed(
+            "VER-002",
+            f"{cells} cells and {len(claim.scope.ops)} ops are too many",
+            cell=layout.CLAIM,
+        )
+    try:
+        expected = planning.make(claim, run.target, run.tier, run.seed).json_value()
+    except UsageError as error:
+        raise VerificationFailed("VER-054", error.cause, cell=layout.PLAN) from error
+    expected["claim_sha256"] = run.claim_sha256
     units = plan.get("units")
     if not isinstance(units, list) or not all(isinstance(unit, str) for unit in units):
         raise VerificationFailed("VER-054", "it lists no units of work", cell=layout.PLAN)
+    # A unit's name ends in a digest of its inputs, which a later version may form otherwise.
+    found = plan | {"units": [_work(unit) for unit in units]}
+    expected["units"] = [_work(unit) for unit in expected["units"]]
+    for key in sorted({*found, *expected}):
+        if found.get(key) != expected.get(key):
+            raise VerificationFailed(
+                "VER-054", f"its {key} is not that of claim and run", cell=layout.PLAN
+            )
     try:
         zone = datetime.fromisoformat(run.created_utc).tzinfo
     except ValueError:
@@ -81,6 +93,10 @@ def _check_plan(bundle: Bundle) -> None:
         raise VerificationFailed(
             "VER-018", "created_utc is not a time with a zone", cell=layout.RUN
         )
+
+
+def _work(unit: str) -> str:
+    return unit.rpartition("-")[0]
 
 
 def _check_predicate(bundle: Bundle) -> None:

@@ -39,8 +39,9 @@ def parse(data: bytes, where: str) -> tuple[Allowed, ...]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError("USE-001", f"cannot read {where}: {error}") from error
-    kind = github if text.lstrip().startswith("{") else openssh
-    return kind.parse(text, where)
+    if text.lstrip().startswith("{"):
+        return github.parse(text, where)
+    return openssh.parse(text, where)
 
 
 def check(signer: Signer, allowed: Sequence[Allowed]) -> None:

@@ -50,9 +50,10 @@ _STAGE_OF_KIND: dict[type[Any], str] = {
 def read_records(bundle: Bundle) -> tuple[Sourced, ...]:
     """All records with their files, each from a planned unit and in its own stage's folder.
 
-    Raises `VerificationFailed` VER-060..062.
+    Raises `VerificationFailed` VER-060..063.
     """
     planned = set(bundle.plan["units"])
+    _check_complete(bundle, planned)
     found: list[Sourced] = []
     for name in layout.record_names(bundle.names):
         stage, unit = layout.unit_of(name)
@@ -68,6 +69,15 @@ def read_records(bundle: Bundle) -> tuple[Sourced, ...]:
                 raise VerificationFailed("VER-061", f"a {record.kind} record", cell=name)
             found.append((name, record))
     return tuple(found)
+
+
+def _check_complete(bundle: Bundle, planned: set[str]) -> None:
+    """Each unit of the stages that ran left its file: nobody chose among the results."""
+    there = set(bundle.names)
+    for unit in sorted(planned):
+        name = f"{unit}.jsonl"
+        if unit.partition("/")[0] in bundle.run.stages and name not in there:
+            raise VerificationFailed("VER-063", "it was planned and is not here", cell=name)
 
 
 def decide(bundle: Bundle, records: Sequence[Record], policy: Policy) -> Decision:

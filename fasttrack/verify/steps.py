@@ -11,7 +11,8 @@
 9.  verdicts    the rules run again on the raw records; every stored number and word is compared
 10. outcome     with `policy`: decided anew under the reader's policy instead of the author's
 11. consistency records of different kinds and stages tell one story
-12. report      the report inside is what these records render to
+12. answers     eval items made again from the seed, every answer scored again
+13. report      the report inside is what these records render to
 
 What it cannot tell: whether the numbers were honestly measured. That takes an independent re-run by
 a second signer. Needs no GPU, no torch and no network. Read by the CLI and the gate.
@@ -29,7 +30,7 @@ from fasttrack.bundle import layout
 from fasttrack.bundle.reader import Bundle, open_bundle
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import Claim, Outcome, Policy, Provenance, Record, RunInfo, Verdict
-from fasttrack.verify import consistency, frozen, identity, recompute, signature
+from fasttrack.verify import answers, consistency, frozen, identity, recompute, signature
 from fasttrack.verify.allowed import Allowed
 from fasttrack.verify.signature import Signer
 
@@ -104,9 +105,10 @@ def verify(
 ) -> Verification:
     """Check a result file from its first byte to its last number.
 
-    `allowed_signers`, a file or its permissions, adds the question who signed; `policy` decides the records anew under the
-    reader's policy; `now` is the reader's clock. Raises `VerificationFailed` with a code of
-    `codes.CODES` and the file concerned as `cell`, `UsageError` USE-001 for an unreadable list.
+    `allowed_signers`, a file or its permissions, adds the question who signed; `policy` decides the
+    records anew under the reader's policy; `now` is the reader's clock. Raises `VerificationFailed`
+    with a code of `codes.CODES` and the file concerned as `cell`, `UsageError` USE-001 for an
+    unreadable list.
     """
     given = allowed_signers
     allowed = identity.read(given) if isinstance(given, Path) else given
@@ -210,6 +212,10 @@ def _consistency(context: _Context) -> str:
     return f"{consistency.check(context.bundle, context.sourced)} checks found no contradiction"
 
 
+def _answers(context: _Context) -> str:
+    return f"{answers.check(context.bundle, context.sourced)} answers scored again, all as stored"
+
+
 def _report(context: _Context) -> str:
     return recompute.check_report(context.bundle, context.records)
 
@@ -226,5 +232,6 @@ STEPS: tuple[tuple[str, Callable[[_Context], str]], ...] = (
     ("verdicts", _verdicts),
     ("outcome", _outcome),
     ("consistency", _consistency),
+    ("answers", _answers),
     ("report", _report),
 )

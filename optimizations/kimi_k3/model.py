@@ -183,6 +183,8 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         metadata = get_forward_context().attn_metadata
         steps: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
         facts = steps[self._kda[0]].facts if steps else None
+        if facts and self.specialised and not self.recorder.prepared:
+            raise RuntimeError("requests arrived before the engine handed over its caches")
         chosen = plan(facts, self.switch, self.recorder.prepared)
         if inputs_embeds is None:
             assert input_ids is not None

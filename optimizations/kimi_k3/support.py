@@ -73,15 +73,18 @@ def _cache_dtype(config: Any) -> str | None:
 def _drafts_with_prefix_caching(config: Any) -> str | None:
     if config.speculative_config is None or not config.cache_config.enable_prefix_caching:
         return None
-    if not _on_cpu():
-        return None
     return (
-        "speculative decoding with prefix caching needs GPU state copies in this engine: "
-        "set enable_prefix_caching=False"
+        "speculative decoding with prefix caching needs state copies that this engine has for GPUs "
+        "only: set enable_prefix_caching=False"
     )
 
 
+def _platform(_: Any) -> str | None:
+    return None if _on_cpu() else "only the CPU platform is supported"
+
+
 MODEL: tuple[Check, ...] = (
+    _platform,
     _dims,
     _pipeline,
     _context_parallel,
@@ -91,10 +94,6 @@ MODEL: tuple[Check, ...] = (
     _cache_dtype,
     _drafts_with_prefix_caching,
 )
-
-
-def _platform(_: Any) -> str | None:
-    return None if _on_cpu() else "only the CPU platform has prepared kernels"
 
 
 def _dtype(config: Any) -> str | None:
@@ -130,7 +129,6 @@ def _sleep(config: Any) -> str | None:
 
 
 SPECIALISED: tuple[Check, ...] = (
-    _platform,
     _dtype,
     _data_parallel,
     _transfer,

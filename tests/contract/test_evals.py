@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from fasttrack.evals import run
 from fasttrack.evals.task import EvalTask
+from fasttrack.evals.tasks import registry
 
-TASKS = run.registry()
+TASKS = registry()
 SIZES = [(1, 200), (12, 1024), (64, 4096)]
 
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,19 @@ def test_a_no_op_is_never_faster(bundle: Path) -> None:
         cells = [v for v in opened.verdicts if v.cell.startswith("decode/")]
     assert len(cells) == 6
     assert {v.state for v in cells} <= {State.EQUIVALENT, State.INCONCLUSIVE}
+
+
+def test_the_scaffold_s_own_tests_pass(home: Path, validated: Ran) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "demo/tests"],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(home / "demo")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:

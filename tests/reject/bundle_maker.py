@@ -22,11 +22,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from fasttrack import __version__, rules
+from fasttrack import plan as planning
 from fasttrack.bundle import archive, layout, manifest, statement
 from fasttrack.bundle import sign as signing
 from fasttrack.bundle.provenance import harness_digest
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
+from fasttrack.evals.task import prompt_room
+from fasttrack.evals.tasks.recall import TASK as RECALL
+from fasttrack.plan import TIERS
 from fasttrack.report import markdown
 from fasttrack.report.build import build
 from fasttrack.schema import (
@@ -58,7 +62,8 @@ from fasttrack.schema.record import Stage
 Members = dict[str, bytes]
 PRINCIPAL = "ada@example.org"
 CREATED = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
-ORDERS = (("base", "candidate", "candidate", "base"), ("candidate", "base", "base", "candidate"))
+SEED = 0
+"""Block 0 of its plan is base, candidate, candidate, base."""
 WARM_AND_WINDOW = 20
 SOURCE = """\
 schema = "fasttrack.claim/v1"
@@ -168,14 +173,12 @@ def path(stage: Stage, name: str, arm: Arm, cell: str, ran: list[EngineStep]) ->
     )  # fmt: skip
 
 
-def isolation_records() -> list[Record]:
-    """Both subjects, nothing found."""
-    clean = Check(name="files_outside_scope", relation="equal", observed=0, bound=0)
-    same = Check(name="tokens_equal", relation="equal", observed=True, bound=True)
-    return [
-        IsolationRecord(subject="scope", checks=(clean,)),
-        IsolationRecord(subject="neighbour", checks=(same,)),
-    ]
+def isolation_records(check: str) -> list[Record]:
+    """One subject, nothing found."""
+    found = Check(name="files_outside_scope", relation="equal", observed=0, bound=0)
+    if check != "scope":
+        found = Check(name="tokens_equal", relation="equal", observed=True, bound=True)
+    return [IsolationRecord(subject=check, checks=(found,))]
 
 
 def errors(scale: float) -> ErrorStats:
@@ -187,10 +190,10 @@ def errors(scale: float) -> ErrorStats:
 
 
 def kernel_records() -> list[Record]:
-    """Two cells of one op, twelve seeds, one planted fault that is far off."""
+    """Two cells of one op, ten seeds, one planted fault that is far off."""
     made: list[Record] = []
     for batch in (1, 2):
-        for seed in range(12):
+        for seed in range(10):
             for control, scale in ((None, 1.0 + 0.001 * seed), ("scaled_output", 500.0)):
                 made.append(
                     KernelRecord(
@@ -221,26 +224,30 @@ def feature_records(clock: Clock, arm: Arm) -> list[Record]:
     return session(clock, "features", name, arm, body)
 
 
-def eval_records(clock: Clock, arm: Arm) -> list[Record]:
-    """Equal answers of both arms, and base's control."""
+def eval_records(clock: Clock, arm: Arm, tier: Tier) -> list[Record]:
+    """Equal answers of both arms, and base's control; every fourth answer is wrong."""
     name = f"evals-{arm}"
+    amounts = TIERS[tier]
+    room = prompt_room(claim().targets["gpu-a"].max_model_len, amounts.answer_tokens)
+    items = RECALL.items(SEED, amounts.items, room)
 
     def body() -> list[Record]:
         made: list[Record] = [
             path("evals", name, arm, "evals/recall/main", steps(clock, arm, 4, 90))
         ]
         for repeat in ("main", "control") if arm == "base" else ("main",):
-            for index in range(40):
+            for index, item in enumerate(items):
                 tokens = tuple(range(index, index + 6))
+                text = f" {item.answer}" if index % 4 else " I do not know"
                 made.append(
                     ItemRecord(
-                        eval="recall", item=f"recall-{index}",
-                        prompt_sha256=hashlib.sha256(str(index).encode()).hexdigest(), arm=arm,
+                        eval=RECALL.name, item=item.id,
+                        prompt_sha256=hashlib.sha256(item.prompt.encode()).hexdigest(), arm=arm,
                         repeat=repeat, concurrency=4 if repeat == "main" else 2, token_ids=tokens,
-                        text=" ".join(map(str, tokens)),
+                        text=text,
                         logprobs=tuple(-0.25 - t / 100 for t in tokens),
                         gaps=tuple(1.5 for _ in tokens), finish_reason="length",
-                        score=float(index % 4 != 0),
+                        score=RECALL.score(item, text),
                     )
                 )  # fmt: skip
         return made
@@ -275,37 +282,35 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
     ]
 
 
-def units() -> Iterator[tuple[Stage, str, list[Record]]]:
+def units(frozen: Claim, tier: Tier) -> Iterator[tuple[Stage, str, list[Record]]]:
     """(stage, unit, records) of the whole run, in the order in which it happened."""
     clock = Clock()
-    yield "isolation", "scope-0a1b", isolation_records()
-    yield "kernels", "mix-0a1b", kernel_records()
-    arms: tuple[Arm, Arm] = ("base", "candidate")
-    for arm in arms:
-        yield "features", f"{arm}-0a1b", feature_records(clock, arm)
-    for arm in arms:
-        yield "evals", f"{arm}-0a1b", eval_records(clock, arm)
-    for block in range(3):
-        for position, arm in enumerate(ORDERS[block % 2]):
-            yield (
-                "perf",
-                f"block{block}-{position}-{arm}-0a1b",
-                perf_records(clock, block, position, arm),  # type: ignore[arg-type]
-            )
+    for unit in planning.make(frozen, "gpu-a", tier, SEED).units:
+        if unit.stage == "isolation":
+            records = isolation_records(unit.spec["check"])
+        elif unit.stage == "kernels":
+            records = kernel_records()
+        elif unit.stage == "features":
+            records = feature_records(clock, unit.spec["arm"])
+        elif unit.stage == "evals":
+            records = eval_records(clock, unit.spec["arm"], tier)
+        else:
+            spec = unit.spec
+            records = perf_records(clock, spec["block"], spec["position"], spec["arm"])
+        yield unit.stage, unit.name, records
 
 
-def plan_value(frozen: Claim) -> dict[str, Any]:
+def unit_file(start: str) -> str:
+    """The record file whose name begins so; the rest of the name is a digest of its inputs."""
+    made = planning.make(claim(), "gpu-a", Tier.STANDARD, SEED).units
+    names = [f"{unit.stage}/{unit.name}.jsonl" for unit in made]
+    (name,) = [name for name in names if name.startswith(f"{start}-")]
+    return name
+
+
+def plan_value(frozen: Claim, tier: Tier = Tier.STANDARD) -> dict[str, Any]:
     """The plan's frozen form."""
-    return {
-        "schema": "fasttrack.plan/v1",
-        "claim_sha256": frozen.digest(),
-        "target": "gpu-a",
-        "tier": "standard",
-        "seed": 0,
-        "amounts": {"blocks": 3},
-        "cells": [cell.id for cell in frozen.cells("gpu-a")],
-        "units": [f"{stage}/{unit}" for stage, unit, _ in units()],
-    }
+    return planning.make(frozen, "gpu-a", tier, SEED).json_value()
 
 
 def verdicts_value(decision: tuple[tuple[Verdict, ...], Outcome]) -> dict[str, Any]:
@@ -320,14 +325,14 @@ def verdicts_value(decision: tuple[tuple[Verdict, ...], Outcome]) -> dict[str, A
 def run_info(frozen: Claim, policy: Policy, **changes: Any) -> RunInfo:
     """The run's information, with fields changed for tests."""
     values: dict[str, Any] = {
-        "run_id": "demo-gpu-a-standard-0001", "target": "gpu-a", "tier": Tier.STANDARD, "seed": 0,
+        "run_id": "demo-gpu-a-standard-0001", "target": "gpu-a", "tier": Tier.STANDARD,
+        "seed": SEED,
         "stages": ("isolation", "kernels", "features", "evals", "perf"),
         "command": ("fasttrack", "validate", "optimizations/demo", "--tier", "standard"),
         "claim_sha256": frozen.digest(), "policy_sha256": policy.digest(),
-        "plan_sha256": digest(plan_value(frozen)), "harness_version": __version__,
-        "created_utc": CREATED.isoformat(),
-    }  # fmt: skip
-    return RunInfo(**(values | changes))
+        "harness_version": __version__, "created_utc": CREATED.isoformat(),
+    } | changes  # fmt: skip
+    return RunInfo(plan_sha256=digest(plan_value(frozen, values["tier"])), **values)
 
 
 def provenance_value(**source: Any) -> Provenance:
@@ -360,9 +365,9 @@ def run_folder(
         folder.write_bytes(layout.CLAIM_TOML, SOURCE.encode())
         folder.write_json(layout.CLAIM, frozen.json_value())
         folder.write_json(layout.POLICY, policy.json_value())
-        folder.write_json(layout.PLAN, plan_value(frozen))
+        folder.write_json(layout.PLAN, plan_value(frozen, info.tier))
         folder.write_json(layout.RUN, info.json_value())
-        for stage, unit, records in units():
+        for stage, unit, records in units(frozen, info.tier):
             kept = [new for old in records if (new := edit(old)) is not None]
             folder.write_unit(stage, unit, kept)
         decision = rules.decide(frozen, info, list(folder.records()), policy)

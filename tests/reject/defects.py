@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import struct
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,15 +22,18 @@ from typing import Any
 import bundle_maker as maker
 
 from fasttrack.bundle import card, keys, layout, manifest, sshsig, statement
+from fasttrack.schema import Claim
 from fasttrack.schema._json import canonical_bytes, digest, loads
 from fasttrack.schema.evidence import SIGNATURE_NAMESPACE
 
-PERF = "perf/block0-0-base-0a1b.jsonl"
-PERF_OTHER = "perf/block0-1-candidate-0a1b.jsonl"
-EVALS = "evals/candidate-0a1b.jsonl"
-FEATURES = "features/base-0a1b.jsonl"
-KERNELS = "kernels/mix-0a1b.jsonl"
-ISOLATION = "isolation/scope-0a1b.jsonl"
+PERF = maker.unit_file("perf/block0-0-base")
+PERF_OTHER = maker.unit_file("perf/block0-1-candidate")
+PERF_THIRD = maker.unit_file("perf/block0-2-candidate")
+EVALS = maker.unit_file("evals/candidate")
+FEATURES = maker.unit_file("features/base")
+KERNELS = maker.unit_file("kernels/mix")
+ISOLATION = maker.unit_file("isolation/scope")
+EXTRA = "perf/extra-0a1b.jsonl"
 CARD = "signatures/1.json"
 SIG = "signatures/1.sig"
 CARD_SIG = "signatures/1.json.sig"
@@ -204,8 +208,8 @@ def unicode_lookalike(lab: Lab) -> Path:
 
 
 def listed_twice(lab: Lab) -> Path:
-    """`perf/block0-2…` renamed to `perf/block0-1…`."""
-    return lab.bytes(lab.raw.replace(b"block0-2-candidate", b"block0-1-candidate"))
+    """A member renamed to its neighbour."""
+    return lab.bytes(lab.raw.replace(PERF_THIRD.encode(), PERF_OTHER.encode()))
 
 
 def case_collision(lab: Lab) -> Path:
@@ -279,7 +283,7 @@ def manifest_with_md5(lab: Lab) -> Path:
 
 
 def unlisted_file(lab: Lab) -> Path:
-    return lab.archive(**{"perf/extra-0a1b.jsonl": lab.members[PERF]})
+    return lab.archive(**{EXTRA: lab.members[PERF]})
 
 
 def listed_file_missing(lab: Lab) -> Path:
@@ -578,6 +582,34 @@ def plan_of_another_target(lab: Lab) -> Path:
     return lab.resealed(**{layout.PLAN: plan, layout.RUN: run})
 
 
+def plan_with_fewer_items(lab: Lab) -> Path:
+    """A tier's name with less measured than the tier means."""
+    plan = lab.edited(layout.PLAN, lambda v: v["amounts"].update(items=2))
+    run = lab.edited(layout.RUN, put(plan_sha256=digest(loads(plan))))
+    return lab.resealed(**{layout.PLAN: plan, layout.RUN: run})
+
+
+def plan_without_a_block(lab: Lab) -> Path:
+    def drop(value: Any) -> None:
+        value["units"] = [unit for unit in value["units"] if "block3" not in unit]
+
+    plan = lab.edited(layout.PLAN, drop)
+    run = lab.edited(layout.RUN, put(plan_sha256=digest(loads(plan))))
+    return lab.resealed(**{layout.PLAN: plan, layout.RUN: run})
+
+
+def claim_with_too_many_cells(lab: Lab) -> Path:
+    """A grid that would exhaust whoever lists its cells."""
+    many = ", ".join(map(str, range(1, 300)))
+    toml = lab.members[layout.CLAIM_TOML].decode()
+    toml = toml.replace("[1, 2]", f"[{many}]").replace("[64]", f"[{many}]")
+    toml = toml.replace("max_model_len = 256", "max_model_len = 4096\nmax_num_seqs = 400")
+    claim = Claim.model_validate(tomllib.loads(toml))
+    run = lab.edited(layout.RUN, put(claim_sha256=claim.digest()))
+    data = canonical_bytes(claim.json_value())
+    return lab.resealed(**{layout.CLAIM_TOML: toml.encode(), layout.CLAIM: data, layout.RUN: run})
+
+
 def plan_without_a_cell(lab: Lab) -> Path:
     plan = lab.edited(layout.PLAN, lambda v: v["cells"].pop() and None)
     run = lab.edited(layout.RUN, put(plan_sha256=digest(loads(plan))))
@@ -608,7 +640,13 @@ def record_in_wrong_stage(lab: Lab) -> Path:
 
 
 def records_of_no_planned_unit(lab: Lab) -> Path:
-    return lab.resealed(**{"perf/block9-0-base-0a1b.jsonl": lab.members[PERF]})
+    return lab.resealed(**{EXTRA: lab.members[PERF]})
+
+
+def block_left_out(lab: Lab) -> Path:
+    """The four sessions of a block that the author did not like, gone before deciding."""
+    gone = {name: None for name in lab.members if name.startswith("perf/block1-")}
+    return lab.redecided(**gone)
 
 
 def number_edited(lab: Lab) -> Path:
@@ -626,7 +664,7 @@ def verdict_flipped(lab: Lab) -> Path:
 
 
 def records_dropped_verdicts_kept(lab: Lab) -> Path:
-    data = lab.lines(EVALS, "item", lambda v: [] if v["item"] == "recall-3" else None)
+    data = lab.lines(EVALS, "item", lambda v: [] if v["item"] == "recall-0-3" else None)
     return lab.resealed(**{EVALS: data})
 
 
@@ -728,7 +766,7 @@ def cell_outside_the_grid(lab: Lab) -> Path:
 
 def block_out_of_order(lab: Lab) -> Path:
     """A block that would be A B B A says A B A A: its third session came from the other arm."""
-    name = "perf/block0-2-candidate-0a1b.jsonl"
+    name = PERF_THIRD
     swap = {"arm": "base"}
     data = lab.members[name]
     for kind in ("sample", "path", "session"):
@@ -780,7 +818,7 @@ def sample_vector_copied(lab: Lab) -> Path:
     """The fast first candidate session is copied over a later one."""
     source = [loads(line) for line in lab.members[PERF_OTHER].splitlines()]
     steps = {r["cell"]: r["steps"] for r in source if r["kind"] == "sample"}
-    name = "perf/block0-2-candidate-0a1b.jsonl"
+    name = PERF_THIRD
     target = [loads(line) for line in lab.members[name].splitlines()]
     start = {r["cell"]: r["steps"][0]["start_s"] for r in target if r["kind"] == "sample"}
 
@@ -793,7 +831,7 @@ def sample_vector_copied(lab: Lab) -> Path:
 
 
 def item_answered_twice(lab: Lab) -> Path:
-    data = lab.lines(EVALS, "item", lambda v: [v, v] if v["item"] == "recall-0" else None)
+    data = lab.lines(EVALS, "item", lambda v: [v, v] if v["item"] == "recall-0-0" else None)
     return lab.redecided(**{EVALS: data})
 
 
@@ -808,6 +846,70 @@ def more_repeats_agree_than_ran(lab: Lab) -> Path:
 
 def score_above_one(lab: Lab) -> Path:
     return lab.redecided(**{EVALS: lab.lines(EVALS, "item", put(score=2.0))})
+
+
+def wrong_answer_scored_right(lab: Lab) -> Path:
+    """Scores are raised in both arms, so that no difference shows."""
+    changed = {
+        name: maker.edit_lines(data, "item", put(score=1))
+        for name, data in lab.members.items()
+        if name.startswith("evals/")
+    }
+    return lab.redecided(**changed)
+
+
+def lost_answer_scored_right(lab: Lab) -> Path:
+    data = lab.lines(
+        EVALS, "item", lambda v: v.update(finish_reason="lost") if v["score"] else None
+    )
+    return lab.redecided(**{EVALS: data})
+
+
+def items_of_another_seed(lab: Lab) -> Path:
+    """Items chosen after looking at their answers."""
+    changed = {
+        name: maker.edit_lines(
+            data, "item", lambda v: v.update(item=v["item"].replace("recall-0-", "recall-7-"))
+        )
+        for name, data in lab.members.items()
+        if name.startswith("evals/")
+    }
+    return lab.redecided(**changed)
+
+
+def fewer_items_than_planned(lab: Lab) -> Path:
+    """The items that went badly are left out of both arms."""
+    changed = {
+        name: maker.edit_lines(data, "item", lambda v: None if v["score"] else [])
+        for name, data in lab.members.items()
+        if name.startswith("evals/")
+    }
+    return lab.redecided(**changed)
+
+
+def one_prompt_for_two_items(lab: Lab) -> Path:
+    prompts: list[str] = []
+
+    def copy(value: dict[str, Any]) -> None:
+        prompts.append(value["prompt_sha256"])
+        value["prompt_sha256"] = prompts[0]
+
+    return lab.redecided(**{EVALS: lab.lines(EVALS, "item", copy)})
+
+
+def answer_longer_than_asked(lab: Lab) -> Path:
+    data = lab.lines(EVALS, "item", lambda v: v.update(token_ids=list(range(1000))))
+    return lab.redecided(**{EVALS: data})
+
+
+def eval_nobody_knows(lab: Lab) -> Path:
+    """An eval of the author's own, with scores of the author's own."""
+    changed = {
+        name: maker.edit_lines(data, "item", put(eval="trust-me", score=1))
+        for name, data in lab.members.items()
+        if name.startswith("evals/")
+    }
+    return lab.redecided(**changed)
 
 
 @dataclass(frozen=True)
@@ -850,7 +952,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(required_file_dropped_everywhere, "VER-010", layout.REPORT),
     Defect(manifest_lists_twice, "VER-011", layout.MANIFEST),
     Defect(manifest_with_md5, "VER-011", layout.MANIFEST),
-    Defect(unlisted_file, "VER-012", "perf/extra-0a1b.jsonl"),
+    Defect(unlisted_file, "VER-012", EXTRA),
     Defect(listed_file_missing, "VER-013", PERF),
     Defect(file_grown, "VER-014", PERF),
     Defect(file_changed_same_size, "VER-015", PERF),
@@ -898,12 +1000,16 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(plan_changed_after_freezing, "VER-053", layout.PLAN),
     Defect(plan_of_another_target, "VER-054", layout.PLAN),
     Defect(plan_without_a_cell, "VER-054", layout.PLAN),
+    Defect(plan_with_fewer_items, "VER-054", layout.PLAN),
+    Defect(plan_without_a_block, "VER-054", layout.PLAN),
+    Defect(claim_with_too_many_cells, "VER-002", layout.CLAIM),
     Defect(last_line_cut, "VER-060", PERF),
     Defect(last_newline_cut, "VER-060", PERF),
     Defect(record_with_unknown_field, "VER-060", PERF),
     Defect(record_of_unknown_kind, "VER-060", ISOLATION),
     Defect(record_in_wrong_stage, "VER-061", ISOLATION),
-    Defect(records_of_no_planned_unit, "VER-062", "perf/block9-0-base-0a1b.jsonl"),
+    Defect(records_of_no_planned_unit, "VER-062", EXTRA),
+    Defect(block_left_out, "VER-063"),
     Defect(number_edited, "VER-070", layout.VERDICTS),
     Defect(verdict_flipped, "VER-070", layout.VERDICTS),
     Defect(records_dropped_verdicts_kept, "VER-071", layout.VERDICTS),
@@ -934,6 +1040,13 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(kernel_case_recorded_twice, "VER-091", KERNELS),
     Defect(more_repeats_agree_than_ran, "VER-092", KERNELS),
     Defect(score_above_one, "VER-092", EVALS),
+    Defect(wrong_answer_scored_right, "VER-093"),
+    Defect(lost_answer_scored_right, "VER-093", EVALS),
+    Defect(items_of_another_seed, "VER-094"),
+    Defect(fewer_items_than_planned, "VER-094"),
+    Defect(one_prompt_for_two_items, "VER-094", EVALS),
+    Defect(answer_longer_than_asked, "VER-094", EVALS),
+    Defect(eval_nobody_knows, "VER-095"),
 )
 _NAME = re.compile(r"[a-z0-9_]+\Z")
 assert all(_NAME.match(defect.make.__name__) for defect in DEFECTS)

@@ -57,8 +57,8 @@ FASTTRACK = {
     "rules": f"errors schema rules {LEAVES}",
     "bundle": "errors schema bundle",
     "report": "errors schema bundle report",
-    "verify": f"errors schema rules bundle report verify {LEAVES}",
-    "gate": "errors schema verify",
+    "verify": f"errors schema plan rules bundle report verify {LEAVES}",
+    "gate": "errors schema claim bundle report verify gate",
     "pipeline": f"{ROOM} claim plan checkpoints folders isolation correctness evals perf rules "
     "bundle report",
     "cli": "*",

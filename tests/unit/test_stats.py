@@ -107,6 +107,33 @@ def test_bounds_hold_as_often_as_stated() -> None:
     assert 0.035 < missed / 2000 < 0.065
 
 
+@pytest.mark.parametrize(
+    ("mine", "other", "n", "chance"),
+    [
+        (0, 0, 12, 1.0),
+        (1, 0, 12, 1 / 2),
+        (0, 1, 12, 1.0),
+        # 4 of 12 against none: C(12, 4) / C(24, 4).
+        (4, 0, 12, 495 / 10626),
+        (12, 12, 12, 1.0),
+        (12, 0, 12, 1 / 2704156),
+        # The tea-tasting table with all four cups told apart.
+        (4, 0, 4, 1 / 70),
+        (3, 1, 4, 17 / 70),
+    ],
+)
+def test_fisher_s_exact_test(mine: int, other: int, n: int, chance: float) -> None:
+    assert stats.fisher_upper_tail(mine, other, n) == pytest.approx(chance, rel=1e-12)
+
+
+@given(st.integers(1, 40), st.data())
+def test_more_events_on_this_side_are_never_likelier(n: int, data: st.DataObject) -> None:
+    other = data.draw(st.integers(0, n))
+    chances = [stats.fisher_upper_tail(mine, other, n) for mine in range(n + 1)]
+    assert all(0.0 < chance <= 1.0 + 1e-12 for chance in chances)
+    assert all(a >= b - 1e-12 for a, b in zip(chances, chances[1:], strict=False))
+
+
 def test_noise_floor_by_hand() -> None:
     base = [0.0, 0.01, -0.01, 0.0]
     spread = math.sqrt(0.0002 / 3) * math.sqrt(2 / 4)

@@ -229,7 +229,7 @@ class _Builder:
         except subprocess.TimeoutExpired:
             return f"no result within {TIME_LIMIT:.0f} s"
         self._log.seek(0)
-        return "" if code == 0 else self._log.read()[-4000:]
+        return "" if code == 0 else f"exit status {code}\n{self._log.read()[-4000:]}"
 
     def stop(self) -> None:
         """End the process if it still runs, and close its log."""

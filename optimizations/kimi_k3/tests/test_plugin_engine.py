@@ -29,8 +29,8 @@ from kimi_k3.reference import decoder, moe, weights
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SMALLEST_GAP = 2e-3
-"""Top-two logit gap of every checked token. FP32 noise reaches 1e-4 on this model."""
+SMALLEST_GAP = 5e-4
+"""Top-two logit gap of every checked token. FP32 noise stays below 1e-4 on these models."""
 SMALLEST_MARGIN = 2e-6
 """Gap between the last chosen and the first unchosen expert, of every token and layer. FP32 noise
 on a router score is about 1e-7, and another expert changes everything after it."""
@@ -41,6 +41,12 @@ TEN = [
     for length in (1, 2, 3, 5, 17, 64, 130, 33, 16, 32)
 ]
 LONG = [_random.randrange(256) for _ in range(300)]
+_other = random.Random(9)
+REPEATS = [
+    *([_other.randrange(256) for _ in range(length)] * 3 for length in (2, 5, 9, 20)),
+    # Admitted beside running requests, the engine pads these with drafts it then rejects.
+    *([_other.randrange(256)] for _ in range(3)),
+]
 GROWING = [[_random.randrange(256) for _ in range(120)] for _ in range(4)]
 
 ON = {"additional_config": {"decode_backend": "latency_specialized"}}
@@ -128,7 +134,6 @@ def scenarios(nano: Path) -> dict[str, dict[str, Any]]:
             ON | {"max_num_batched_tokens": 160},
             [batch(TEN, 16), batch(TEN, 16, every=2), *[batch([LONG], 8)] * 2],
         ),
-        ("drafts", loops, ON | DRAFTS, [batch([p * 3 for p in TEN], 16), batch(TEN, 12, every=2)]),
         (
             "refused",
             nano,
@@ -141,6 +146,8 @@ def scenarios(nano: Path) -> dict[str, dict[str, Any]]:
             [],
         ),
         ("broken", broken, {}, []),
+        # Last: after an engine with drafts, this one cannot start another in its process.
+        ("drafts", loops, ON | DRAFTS, [batch(REPEATS, 24), batch(REPEATS, 24, every=2)]),
     ]
     return {
         name: {"name": name, "engine": {"model": str(model)} | engine, "batches": batches}

@@ -114,10 +114,10 @@ def test_the_specialised_path_refuses_more(words: str) -> None:
     assert support.reasons(found) == []
 
 
-def test_only_the_cpu_has_prepared_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [None, ON])
+def test_another_platform_is_refused(monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
     monkeypatch.setattr(support, "_on_cpu", lambda: False)
-    assert support.reasons(config()) == []
-    (reason,) = support.reasons(config(ON))
+    (reason,) = support.reasons(config(options))
     assert "CPU" in reason
 
 

@@ -110,7 +110,8 @@ def test_rounding_is_to_nearest(dtype: str, bits: int) -> None:
     expected = [1.0, 1 + unit, 1.0, 1 + unit, -1 - unit]
     assert compare.to_dtype(values, dtype).tolist() == expected
     # Ties go to the even neighbour.
-    assert compare.to_dtype(np.array([1 + unit / 2]), dtype).tolist() == [1.0]
+    ties = np.array([1 + unit / 2, 1 + 3 * unit / 2])
+    assert compare.to_dtype(ties, dtype).tolist() == [1.0, 1 + 2 * unit]
 
 
 def test_rounding_keeps_what_is_not_finite() -> None:

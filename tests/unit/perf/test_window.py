@@ -19,6 +19,8 @@ def steps(*shape: tuple[int, int]) -> list[EngineStep]:
 
 
 FULL, PREFILL, MIXED, PART = (4, 0), (0, 64), (3, 16), (3, 0)
+BESIDE = (4, 16)
+"""All lanes decode, and somebody else's prompt is prefilled."""
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,7 @@ FULL, PREFILL, MIXED, PART = (4, 0), (0, 64), (3, 16), (3, 0)
         ([*[FULL] * 5, PREFILL, *[FULL] * 9, MIXED, *[FULL] * 4], range(9, 15)),
         ([*[FULL] * 6, PREFILL, *[FULL] * 6], range(3, 6)),
         ([PART] * 20, range(0)),
+        ([*[FULL] * 6, BESIDE, *[FULL] * 4], range(3, 6)),
     ],
 )
 def test_window(shape: list[tuple[int, int]], window: range) -> None:

@@ -1,4 +1,4 @@
-"""The honest result file and its maker, shared with `tests/reject`."""
+"""The honest result file and its maker, shared with `tests/reject`; hostile texts beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "reject"))
 
 import bundle_maker

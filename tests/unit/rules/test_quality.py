@@ -81,6 +81,44 @@ def test_a_tie_is_a_gap_below_stock_s_own_noise(gap: float, state: State) -> Non
     assert verdict.state is state, verdict.detail
 
 
+@pytest.mark.parametrize(
+    ("mine", "stock", "state"),
+    [
+        (0, 0, State.PASS),
+        (1, 0, State.INCONCLUSIVE),
+        (4, 0, State.INCONCLUSIVE),
+        (5, 0, State.FAIL),
+        (5, 1, State.INCONCLUSIVE),
+        (12, 4, State.FAIL),
+        # As many as stock itself: still no proof that nothing is wrong.
+        (3, 3, State.INCONCLUSIVE),
+    ],
+)
+def test_partings_are_weighed_against_stock_s_own(mine: int, stock: int, state: State) -> None:
+    records = []
+    for index in range(20):
+        other = (99, *range(index + 1, index + 8))
+        records += [
+            zoo.item(index, "base"),
+            zoo.item(index, "base", "control", tokens=other if index < stock else ()),
+            zoo.item(index, "candidate", tokens=other if index < mine else ()),
+        ]
+    verdict = judge(records)["recall/divergence"]
+    assert verdict.state is state, verdict.detail
+    assert verdict.reason == {
+        State.PASS: "OK", State.INCONCLUSIVE: "EVAL-PARTED", State.FAIL: "EVAL-DIVERGED",
+    }[state]  # fmt: skip
+
+
+def test_an_answer_that_ends_at_a_tie_has_parted_all_the_same() -> None:
+    base = zoo.item(0, "base", gaps=(2.0, 2.0, 0.0, *[2.0] * 5))
+    control = zoo.item(0, "base", "control", gaps=(2.0, 2.0, 0.0, *[2.0] * 5))
+    mine = zoo.item(0, "candidate", tokens=(0, 1))
+    verdict = judge([base, control, mine])["recall/divergence"]
+    assert verdict.reason == "EVAL-PARTED"
+    assert "one ends" in verdict.detail
+
+
 def test_after_the_answers_part_nothing_is_compared() -> None:
     base = zoo.item(0, "base", gaps=(2.0, 0.0, *[2.0] * 6))
     control = zoo.item(0, "base", "control", gaps=(2.0, 0.0, *[2.0] * 6))

@@ -36,6 +36,21 @@ def test_the_switch_reaches_the_engine_under_its_key() -> None:
     assert nested.additional_config("candidate") == {"k3": {"decode": "latency_specialized"}}
 
 
+@pytest.mark.parametrize(
+    ("path", "inside"),
+    [
+        ("zoo/claim.toml", True),
+        ("zoo/deep/er/ops.py", True),
+        ("zoo", False),
+        ("other/zoo/ops.py", False),
+        ("Zoo/ops.py", False),
+        ("zoology/ops.py", False),
+    ],
+)
+def test_scope_is_by_path_from_the_root(path: str, inside: bool) -> None:
+    assert zoo.claim().scope.covers(path) is inside
+
+
 def test_the_digest_changes_with_every_field() -> None:
     base = zoo.claim()
     assert base.digest() == zoo.claim().digest()

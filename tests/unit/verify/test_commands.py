@@ -32,7 +32,7 @@ def test_verify(capsys: pytest.CaptureFixture[str], honest: Path) -> None:
     status, out, err = run(capsys, "verify", honest)
     assert status == 0
     assert out.startswith("OK ") and out.endswith("PASS\n")
-    assert "12 report" in err
+    assert "13 report" in err
     status, out, _ = run(capsys, "verify", honest, "--json")
     assert status == 0 and json.loads(out)["verified"] is True
 
@@ -59,8 +59,8 @@ def test_verify_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 def test_report(capsys: pytest.CaptureFixture[str], honest: Path, tmp_path: Path) -> None:
     status, out, err = run(capsys, "report", honest)
-    assert (status, out) == (0, "")
-    assert "Not tested by this run" in err
+    assert status == 0
+    assert "Not tested by this run" in out + err
     junit = tmp_path / "junit.xml"
     status, out, _ = run(capsys, "report", honest, "--markdown", "--junit", junit)
     assert status == 0

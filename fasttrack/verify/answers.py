@@ -1,0 +1,107 @@
+"""Step 12: every answer is scored again, on items made again from the run's seed.
+
+A score decides the quality verdicts, so a stored one is not believed: the same task makes the same
+items from seed and plan, and scores the recorded text. What this cannot tell is whether the text is
+what the tokens say, or the prompt's digest what the prompt says: both would take the tokenizer.
+Read by `steps`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from fasttrack.bundle import layout
+from fasttrack.bundle.reader import Bundle
+from fasttrack.errors import VerificationFailed
+from fasttrack.evals.task import EvalTask, Item, prompt_room
+from fasttrack.evals.tasks import registry
+from fasttrack.schema import ItemRecord, Record
+
+LOST = "lost"
+"""Finish reason of an answer that never came; it scores nothing."""
+
+
+def check(bundle: Bundle, sourced: Sequence[tuple[str, Record]]) -> int:
+    """Number of answers scored again, all as stored.
+
+    Raises `VerificationFailed`: VER-093 another score, VER-094 other items than seed and plan give,
+    VER-095 an eval that this version does not have.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[str, ItemRecord]]] = defaultdict(list)
+    for name, record in sourced:
+        if isinstance(record, ItemRecord):
+            groups[record.eval, record.arm, record.repeat].append((name, record))
+    tasks = {task.name: task for task in registry()}
+    made: dict[str, dict[str, Item]] = {}
+    for (wanted, *_), answers in groups.items():
+        task = tasks.get(wanted)
+        if task is None:
+            raise VerificationFailed(
+                "VER-095", f"there is no eval {wanted[:80]!r} here", cell=answers[0][0]
+            )
+        if wanted not in made:
+            made[wanted] = _items(bundle, task, answers)
+        _check_group(made[wanted], task, answers, bundle.plan["amounts"])
+    return sum(map(len, groups.values()))
+
+
+def _items(
+    bundle: Bundle, task: EvalTask, answers: Sequence[tuple[str, ItemRecord]]
+) -> dict[str, Item]:
+    """The task's items by name. Their number is compared first: a plan may ask for any number."""
+    amounts = bundle.plan["amounts"]
+    _check_count(amounts, answers)
+    target = bundle.claim.targets[bundle.run.target]
+    room = prompt_room(target.max_model_len, amounts["answer_tokens"])
+    try:
+        return {item.id: item for item in task.items(bundle.run.seed, amounts["items"], room)}
+    except Exception as error:  # whatever a task raises for a hostile claim, it is not a pass
+        raise VerificationFailed(
+            "VER-094", f"no such items can be made: {layout.first_line(error)}", cell=answers[0][0]
+        ) from error
+
+
+def _check_count(amounts: Mapping[str, int], answers: Sequence[tuple[str, ItemRecord]]) -> None:
+    if len(answers) != amounts["items"]:
+        name, first = answers[0]
+        raise VerificationFailed(
+            "VER-094",
+            f"{len(answers)} answers of {first.eval} {first.arm} {first.repeat}, planned are "
+            f"{amounts['items']}",
+            cell=name,
+        )
+
+
+def _check_group(
+    items: Mapping[str, Item],
+    task: EvalTask,
+    answers: Sequence[tuple[str, ItemRecord]],
+    amounts: Mapping[str, int],
+) -> None:
+    """One arm's answers in one batch composition: every item once, distinct prompts, true scores."""
+    _check_count(amounts, answers)
+    prompts: dict[str, str] = {}
+    for name, record in answers:
+        item = items.get(record.item)
+        if item is None:
+            raise VerificationFailed(
+                "VER-094", f"seed and plan give no item {record.item[:80]!r}", cell=name
+            )
+        if prompts.setdefault(record.prompt_sha256, item.prompt) != item.prompt:
+            raise VerificationFailed(
+                "VER-094", f"{record.item} has the prompt of another item", cell=name
+            )
+        if len(record.token_ids) > amounts["answer_tokens"]:
+            raise VerificationFailed(
+                "VER-094", f"{record.item}: {len(record.token_ids)} tokens are too many", cell=name
+            )
+        score = 0.0 if record.finish_reason == LOST else task.score(item, record.text)
+        if not math.isclose(score, record.score, rel_tol=0.0, abs_tol=1e-12):
+            raise VerificationFailed(
+                "VER-093",
+                f"{record.item} in {record.arm}: stored {record.score:g}, its text scores "
+                f"{score:g}",
+                cell=name,
+            )
