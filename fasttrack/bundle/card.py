@@ -8,7 +8,7 @@ independent reproducer's, or date it back. Read by `sign` and `verify.signature`
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -18,6 +18,23 @@ from fasttrack.schema.claim import Frozen
 SCHEMA = "fasttrack.signer/v1"
 NAMESPACE = "fasttrack-signer-v1@fasttrack.dev"
 SignerRole = Literal["author", "reproducer"]
+
+
+class Answer(Frozen):
+    """One cell that the signer measured again: where, from which seed, in which result file."""
+
+    stage: str = Field(max_length=40)
+    cell: str = Field(max_length=400)
+    seed: int = Field(ge=0)
+    manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Manifest digest of the result file that holds the signer's measurement."""
+
+
+class Challenge(Frozen):
+    """A challenge that a reproducer met: the cells a nonce chose, all in agreement."""
+
+    nonce: str = Field(pattern=r"^[!-~]{1,128}$")
+    answers: tuple[Answer, ...] = Field(min_length=1, max_length=16)
 
 
 class Card(Frozen):
@@ -34,6 +51,8 @@ class Card(Frozen):
     """Binds the card to one statement."""
     signed_utc: str
     """The signer's own clock, ISO 8601 with a zone."""
+    challenge: Challenge | None = None
+    """Of a reproducer: what was measured again. Left out of the file when there is none."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -49,6 +68,10 @@ class Card(Frozen):
         if datetime.fromisoformat(value).tzinfo is None:
             raise ValueError("a time without a zone")
         return value
+
+    def json_value(self) -> dict[str, Any]:
+        """The JSON object of this value."""
+        return self.model_dump(mode="json", exclude_none=True)
 
     @property
     def signed(self) -> datetime:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from fasttrack.bundle import atomic, card, keys, layout, manifest, sshsig, statement
 from fasttrack.bundle.archive import write
-from fasttrack.bundle.card import Card, SignerRole
+from fasttrack.bundle.card import Card, Challenge, SignerRole
 from fasttrack.bundle.keys import development_key
 from fasttrack.bundle.reader import Bundle, open_bundle
 from fasttrack.errors import UsageError, VerificationFailed
@@ -45,12 +45,18 @@ class SignatureInfo:
 
 
 def sign(
-    ftb: Path, *, key: Path | None, principal: str, role: SignerRole = "author"
+    ftb: Path,
+    *,
+    key: Path | None,
+    principal: str,
+    role: SignerRole = "author",
+    challenge: Challenge | None = None,
 ) -> SignatureInfo:
     """Add a signature to an archive, atomically; the same key in the same role replaces its own.
 
     `key` names a private key file (Ed25519, ECDSA, RSA), a `.pub` file whose key an SSH agent or a
-    FIDO device holds, or None for the only key of the agent. Raises `EnvironmentUnmet` ENV-006,
+    FIDO device holds, or None for the only key of the agent. `challenge` records what a reproducer
+    measured again. Raises `EnvironmentUnmet` ENV-006,
     `UsageError` USE-001 (principal, role), `VerificationFailed` for a file that is damaged already.
     """
     with open_bundle(ftb) as bundle:
@@ -62,7 +68,7 @@ def sign(
                 "VER-024", "its subject is not this manifest", cell=layout.STATEMENT
             )
         signer = keys.find(key)
-        mine = _card(signer, payload, principal, role)
+        mine = _card(signer, payload, principal, role, challenge)
         present = _present(bundle)
         number = _number(present, mine)
         present[number] = (
@@ -96,7 +102,13 @@ def verify_lines(ftb: Path, info: SignatureInfo) -> str:
     )
 
 
-def _card(signer: keys.Signer, payload: bytes, principal: str, role: SignerRole) -> Card:
+def _card(
+    signer: keys.Signer,
+    payload: bytes,
+    principal: str,
+    role: SignerRole,
+    challenge: Challenge | None,
+) -> Card:
     try:
         return Card(
             principal=principal,
@@ -105,6 +117,7 @@ def _card(signer: keys.Signer, payload: bytes, principal: str, role: SignerRole)
             public_key=sshsig.public_line(signer.public_key),
             statement_sha256=hashlib.sha256(payload).hexdigest(),
             signed_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            challenge=challenge,
         )
     except ValidationError as error:
         raise UsageError(

@@ -9,6 +9,7 @@ import typer
 
 from fasttrack import __version__
 from fasttrack.cli import common
+from fasttrack.cli.diff import diff
 from fasttrack.cli.doctor import doctor
 from fasttrack.cli.explain import explain
 from fasttrack.cli.gate import gate
@@ -16,6 +17,7 @@ from fasttrack.cli.init import init
 from fasttrack.cli.plan import plan
 from fasttrack.cli.report import report
 from fasttrack.cli.sign import sign
+from fasttrack.cli.site import site
 from fasttrack.cli.validate import validate
 from fasttrack.cli.verify import verify
 
@@ -46,7 +48,8 @@ def options(
     """Options before the command."""
 
 
-for command in (doctor, init, plan, validate, report, sign, verify, gate, explain):
+COMMANDS = (doctor, init, plan, validate, report, sign, verify, gate, diff, site, explain)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -97,7 +97,7 @@ def validate(
     console = talk()
     with open_bundle(result.bundle) as bundle:
         report = build.build(bundle)
-    terminal.show(report, console)
+    terminal.show(report, console, result.bundle)
     console.print(f"signed by {info.principal} ({info.key_fingerprint})", markup=False)
     console.print(f"verify: fasttrack verify {shlex.quote(str(result.bundle))}", markup=False)
     if as_json:

@@ -80,7 +80,7 @@ def _check_group(
     answers: Sequence[tuple[str, ItemRecord]],
     amounts: Mapping[str, int],
 ) -> None:
-    """One arm's answers in one batch composition: every item once, distinct prompts, true scores."""
+    """One arm's answers in one batch composition: planned items, own prompts, true scores."""
     _check_count(amounts, answers)
     prompts: dict[str, str] = {}
     for name, record in answers:

@@ -101,6 +101,10 @@ CODES: dict[str, Reject] = {
         "A signature is older than the run, or lies in the future.",
         "Set the signing machine's clock and sign again.",
     ),
+    "VER-038": Reject(
+        "A reproducer's challenge is not the one that its nonce gives for this file.",
+        "The reproducer measures the cells that `fasttrack challenge FILE --nonce N` prints.",
+    ),
     "VER-040": Reject(
         "The signer's name is not in the list of allowed signers.",
         "A maintainer adds the name and key to allowed_signers on the protected branch.",

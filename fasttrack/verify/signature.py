@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from fasttrack.bundle import card, layout, sshsig, statement
-from fasttrack.bundle.card import Card
+from fasttrack.bundle.card import Card, Challenge
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema.evidence import SIGNATURE_NAMESPACE
@@ -30,8 +31,9 @@ class Signer:
     public_key: bytes
     """SSH wire form."""
     signed: datetime
+    challenge: Challenge | None = None
 
-    def json_value(self) -> dict[str, str | int]:
+    def json_value(self) -> dict[str, Any]:
         """The JSON object of this value."""
         return {
             "number": self.number,
@@ -40,6 +42,7 @@ class Signer:
             "key_fingerprint": self.key_fingerprint,
             "public_key": sshsig.public_line(self.public_key),
             "signed_utc": self.signed.isoformat(),
+            "challenge": self.challenge.json_value() if self.challenge else None,
         }
 
 
@@ -107,6 +110,7 @@ def _signer(bundle: Bundle, number: int, now: datetime) -> Signer:
         key_fingerprint=told.key_fingerprint,
         public_key=signature.public_key,
         signed=told.signed,
+        challenge=told.challenge,
     )
 
 

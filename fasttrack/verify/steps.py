@@ -12,7 +12,8 @@
 10. outcome     with `policy`: decided anew under the reader's policy instead of the author's
 11. consistency records of different kinds and stages tell one story
 12. answers     eval items made again from the seed, every answer scored again
-13. report      the report inside is what these records render to
+13. challenges  what reproducers measured again is what their nonces chose
+14. report      the report inside is what these records render to
 
 What it cannot tell: whether the numbers were honestly measured. That takes an independent re-run by
 a second signer. Needs no GPU, no torch and no network. Read by the CLI and the gate.
@@ -30,7 +31,7 @@ from fasttrack.bundle import layout
 from fasttrack.bundle.reader import Bundle, open_bundle
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import Claim, Outcome, Policy, Provenance, Record, RunInfo, Verdict
-from fasttrack.verify import answers, consistency, frozen, identity, recompute, signature
+from fasttrack.verify import answers, challenge, consistency, frozen, identity, recompute, signature
 from fasttrack.verify.allowed import Allowed
 from fasttrack.verify.signature import Signer
 
@@ -216,6 +217,14 @@ def _answers(context: _Context) -> str:
     return f"{answers.check(context.bundle, context.sourced)} answers scored again, all as stored"
 
 
+def _challenges(context: _Context) -> str:
+    met = [signer for signer in context.signers if signer.challenge is not None]
+    for signer in met:
+        challenge.check(context.bundle, signer)
+    told = [challenge.told(signer) for signer in met]
+    return "; ".join(told) or "nobody but the author measured"
+
+
 def _report(context: _Context) -> str:
     return recompute.check_report(context.bundle, context.records)
 
@@ -233,5 +242,6 @@ STEPS: tuple[tuple[str, Callable[[_Context], str]], ...] = (
     ("outcome", _outcome),
     ("consistency", _consistency),
     ("answers", _answers),
+    ("challenges", _challenges),
     ("report", _report),
 )

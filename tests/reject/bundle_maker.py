@@ -224,12 +224,12 @@ def feature_records(clock: Clock, arm: Arm) -> list[Record]:
     return session(clock, "features", name, arm, body)
 
 
-def eval_records(clock: Clock, arm: Arm, tier: Tier) -> list[Record]:
+def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
     """Equal answers of both arms, and base's control; every fourth answer is wrong."""
     name = f"evals-{arm}"
     amounts = TIERS[tier]
     room = prompt_room(claim().targets["gpu-a"].max_model_len, amounts.answer_tokens)
-    items = RECALL.items(SEED, amounts.items, room)
+    items = RECALL.items(seed, amounts.items, room)
 
     def body() -> list[Record]:
         made: list[Record] = [
@@ -282,10 +282,12 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
     ]
 
 
-def units(frozen: Claim, tier: Tier) -> Iterator[tuple[Stage, str, list[Record]]]:
-    """(stage, unit, records) of the whole run, in the order in which it happened."""
+def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Record]]]:
+    """(stage, unit, records) of the stages that run, in the order in which it happened."""
     clock = Clock()
-    for unit in planning.make(frozen, "gpu-a", tier, SEED).units:
+    for unit in planning.make(frozen, "gpu-a", info.tier, info.seed).units:
+        if unit.stage not in info.stages:
+            continue
         if unit.stage == "isolation":
             records = isolation_records(unit.spec["check"])
         elif unit.stage == "kernels":
@@ -293,7 +295,7 @@ def units(frozen: Claim, tier: Tier) -> Iterator[tuple[Stage, str, list[Record]]
         elif unit.stage == "features":
             records = feature_records(clock, unit.spec["arm"])
         elif unit.stage == "evals":
-            records = eval_records(clock, unit.spec["arm"], tier)
+            records = eval_records(clock, unit.spec["arm"], info.tier, info.seed)
         else:
             spec = unit.spec
             records = perf_records(clock, spec["block"], spec["position"], spec["arm"])
@@ -308,9 +310,9 @@ def unit_file(start: str) -> str:
     return name
 
 
-def plan_value(frozen: Claim, tier: Tier = Tier.STANDARD) -> dict[str, Any]:
+def plan_value(frozen: Claim, tier: Tier, seed: int) -> dict[str, Any]:
     """The plan's frozen form."""
-    return planning.make(frozen, "gpu-a", tier, SEED).json_value()
+    return planning.make(frozen, "gpu-a", tier, seed).json_value()
 
 
 def verdicts_value(decision: tuple[tuple[Verdict, ...], Outcome]) -> dict[str, Any]:
@@ -332,7 +334,7 @@ def run_info(frozen: Claim, policy: Policy, **changes: Any) -> RunInfo:
         "claim_sha256": frozen.digest(), "policy_sha256": policy.digest(),
         "harness_version": __version__, "created_utc": CREATED.isoformat(),
     } | changes  # fmt: skip
-    return RunInfo(plan_sha256=digest(plan_value(frozen, values["tier"])), **values)
+    return RunInfo(plan_sha256=digest(plan_value(frozen, values["tier"], values["seed"])), **values)
 
 
 def provenance_value(**source: Any) -> Provenance:
@@ -365,9 +367,9 @@ def run_folder(
         folder.write_bytes(layout.CLAIM_TOML, SOURCE.encode())
         folder.write_json(layout.CLAIM, frozen.json_value())
         folder.write_json(layout.POLICY, policy.json_value())
-        folder.write_json(layout.PLAN, plan_value(frozen, info.tier))
+        folder.write_json(layout.PLAN, plan_value(frozen, info.tier, info.seed))
         folder.write_json(layout.RUN, info.json_value())
-        for stage, unit, records in units(frozen, info.tier):
+        for stage, unit, records in units(frozen, info):
             kept = [new for old in records if (new := edit(old)) is not None]
             folder.write_unit(stage, unit, kept)
         decision = rules.decide(frozen, info, list(folder.records()), policy)

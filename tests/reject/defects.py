@@ -552,6 +552,17 @@ def signed_in_the_future(lab: Lab) -> Path:
     return _signed_by_hand(lab, members, members[layout.STATEMENT], signed_utc=late)
 
 
+def challenge_of_another_nonce(lab: Lab) -> Path:
+    """A reproducer's card whose cells were chosen by somebody, not by its nonce."""
+    members = maker.remanifest(dict(lab.members))
+    answer = {"stage": "perf", "cell": "decode/batch=1/context_tokens=64", "seed": 7,
+              "manifest_sha256": "a" * 64}  # fmt: skip
+    return _signed_by_hand(
+        lab, members, members[layout.STATEMENT], role="reproducer",
+        challenge={"nonce": "n", "answers": [answer]},
+    )  # fmt: skip
+
+
 # Frozen inputs ------------------------------------------------------------------------------------
 
 
@@ -994,6 +1005,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(one_key_signs_twice, "VER-036", "signatures/2.sig"),
     Defect(signed_before_the_run, "VER-037", CARD),
     Defect(signed_in_the_future, "VER-037", CARD),
+    Defect(challenge_of_another_nonce, "VER-038", CARD),
     Defect(claim_toml_edited, "VER-050", layout.CLAIM_TOML),
     Defect(claim_changed_after_freezing, "VER-051", layout.CLAIM),
     Defect(policy_loosened, "VER-052", layout.POLICY),

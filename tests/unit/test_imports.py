@@ -84,16 +84,18 @@ KIMI_K3 = {
     "reference": "dims reference",
     "checkpoint": "dims presets reference.weights",
     "kernels.common": "dims",
-    "kernels.*.portable": "dims kernels.common",
+    "kernels.*.portable": "dims kernels.common kernels.*.portable",
     "kernels.*.prepared": "dims kernels.common kernels.*.portable kernels.*.prepared",
     "kernels": "dims kernels",
     "runtime": "dims kernels runtime",
     "layers": "dims layers runtime backend reference.weights",
     "backend": "dims layers runtime",
+    "specialised": "dims layers backend runtime",
     "support": "dims presets config runtime",
-    "model": "dims presets config support layers backend runtime reference.weights",
+    "model": "dims presets config support layers backend specialised runtime reference.weights",
     "plugin": "dims presets config support model layers backend runtime",
-    "cases": "dims presets checkpoint cases kernels reference runtime.collective runtime.executor",
+    "cases": "dims presets checkpoint cases kernels reference runtime.collective runtime.executor "
+    "runtime.step",
 }
 KIMI_K3_OUTSIDE = {
     "__init__": "",

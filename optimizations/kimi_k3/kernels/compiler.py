@@ -125,10 +125,10 @@ class Recipe:
 
 @cache
 def _environment() -> list[str]:
-    """Digest of the kernels' source, torch build, processor features."""
+    """Digest of the kernels' source (but for this file), torch build, processor features."""
     source = hashlib.sha256()
     folder = Path(__file__).parent
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(set(folder.rglob("*.py")) - {Path(__file__)}):
         source.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
     processor = platform.processor()
     try:

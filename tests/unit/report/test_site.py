@@ -11,7 +11,7 @@ from pathlib import Path
 import bundle_maker as maker
 import pytest
 from hostile import HOSTILE
-from test_html import ATTRIBUTES, TAGS, Reader
+from reader import ATTRIBUTES, TAGS, Reader
 
 from fasttrack.cli.site import site
 from fasttrack.errors import UsageError

@@ -32,7 +32,7 @@ def test_verify(capsys: pytest.CaptureFixture[str], honest: Path) -> None:
     status, out, err = run(capsys, "verify", honest)
     assert status == 0
     assert out.startswith("OK ") and out.endswith("PASS\n")
-    assert "13 report" in err
+    assert "14 report" in err
     status, out, _ = run(capsys, "verify", honest, "--json")
     assert status == 0 and json.loads(out)["verified"] is True
 

@@ -28,7 +28,7 @@ def test_docstring_lists_the_steps_in_order() -> None:
 def test_result_is_complete_and_json(honest: Path) -> None:
     value = verify(honest).json_value()
     assert value["verified"] is True
-    assert [step["number"] for step in value["steps"]] == list(range(1, 14))
+    assert [step["number"] for step in value["steps"]] == list(range(1, 15))
     assert value["signers"][0]["principal"] == maker.PRINCIPAL
     assert value["outcome"]["state"] == "PASS"
 
