@@ -21,6 +21,7 @@ from fasttrack.schema._json import canonical_bytes
 TIMEOUT_S = 60
 RESULT_FILES = "submissions/"
 """Never part of a scope: each run adds a file here."""
+OWN_FOLDERS = frozenset({"runs", ".fasttrack"})
 _CHUNK = 1 << 20
 _SUBMODULE = "160000"
 
@@ -93,11 +94,22 @@ class Repository:
         return found
 
     def status(self) -> int:
-        """Number of files in the working tree that differ from HEAD, result files left out."""
+        """Number of files in the working tree that differ from HEAD.
+
+        What runs leave where they are started does not count: result files, and untracked folders
+        of working state.
+        """
         raw = self._git(
-            "status", "--porcelain", "-z", "--", ":/", f":(exclude,top,glob){RESULT_FILES}**"
-        )
-        return raw.count(b"\0")
+            "status", "--porcelain=v1", "--no-renames", "--untracked-files=normal", "-z",
+            "--", ":/", f":(exclude,top,glob){RESULT_FILES}**",
+        )  # fmt: skip
+        entries = [os.fsdecode(entry) for entry in raw.split(b"\0")[:-1]]
+        own = [
+            entry
+            for entry in entries
+            if entry.startswith("?? ") and entry[3:].rstrip("/").rpartition("/")[2] in OWN_FOLDERS
+        ]
+        return len(entries) - len(own)
 
     def read(self, blob: Blob, limit: int) -> bytes:
         """Content of one file of at most `limit` bytes."""

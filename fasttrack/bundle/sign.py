@@ -51,12 +51,13 @@ def sign(
     principal: str,
     role: SignerRole = "author",
     challenge: Challenge | None = None,
+    now: datetime | None = None,
 ) -> SignatureInfo:
     """Add a signature to an archive, atomically; the same key in the same role replaces its own.
 
     `key` names a private key file (Ed25519, ECDSA, RSA), a `.pub` file whose key an SSH agent or a
     FIDO device holds, or None for the only key of the agent. `challenge` records what a reproducer
-    measured again. Raises `EnvironmentUnmet` ENV-006,
+    measured again; `now` is the signer's clock. Raises `EnvironmentUnmet` ENV-006,
     `UsageError` USE-001 (principal, role), `VerificationFailed` for a file that is damaged already.
     """
     with open_bundle(ftb) as bundle:
@@ -68,7 +69,7 @@ def sign(
                 "VER-024", "its subject is not this manifest", cell=layout.STATEMENT
             )
         signer = keys.find(key)
-        mine = _card(signer, payload, principal, role, challenge)
+        mine = _card(signer, payload, principal, role, challenge, now or datetime.now(UTC))
         present = _present(bundle)
         number = _number(present, mine)
         present[number] = (
@@ -108,6 +109,7 @@ def _card(
     principal: str,
     role: SignerRole,
     challenge: Challenge | None,
+    now: datetime,
 ) -> Card:
     try:
         return Card(
@@ -116,7 +118,7 @@ def _card(
             key_fingerprint=sshsig.fingerprint(signer.public_key),
             public_key=sshsig.public_line(signer.public_key),
             statement_sha256=hashlib.sha256(payload).hexdigest(),
-            signed_utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            signed_utc=now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             challenge=challenge,
         )
     except ValidationError as error:

@@ -26,7 +26,7 @@ from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from kimi_k3.layers.layout import AttentionTile, ChunkLayout, attention_tiles, chunk_layout
 from kimi_k3.runtime.plan import StepFacts
 
-_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+_DTYPES = [torch.float32, torch.bfloat16]
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,12 @@ class TwoFaces(local_engine.LocalEngine):
 
 def neighbour(folder: Path, **changes: Any) -> tuple[IsolationRecord, Setting]:
     """The neighbour check on such an engine."""
+    plain = local_engine.setting(folder)
+    plugin = plain.claim.plugin.model_copy(update={"worker_extension": "zoo.Extension"})
     chosen = dataclasses.replace(
-        local_engine.setting(folder), engine=TwoFaces("fake", "none", changes=changes)
+        plain,
+        claim=plain.claim.model_copy(update={"plugin": plugin}),
+        engine=TwoFaces("fake", "none", changes=changes),
     )
     (record,) = isolation.run(chosen, {"check": "neighbour"})
     assert isinstance(record, IsolationRecord)

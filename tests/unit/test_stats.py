@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -131,7 +132,7 @@ def test_more_events_on_this_side_are_never_likelier(n: int, data: st.DataObject
     other = data.draw(st.integers(0, n))
     chances = [stats.fisher_upper_tail(mine, other, n) for mine in range(n + 1)]
     assert all(0.0 < chance <= 1.0 + 1e-12 for chance in chances)
-    assert all(a >= b - 1e-12 for a, b in zip(chances, chances[1:], strict=False))
+    assert all(a >= b - 1e-12 for a, b in pairwise(chances))
 
 
 def test_noise_floor_by_hand() -> None:

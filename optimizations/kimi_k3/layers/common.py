@@ -49,19 +49,16 @@ class Situ(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gated MLP with SiTU, column- then row-parallel.
+    """Gated MLP with SiTU, column- then row-parallel."""
 
-    With `reduce` off the result is this rank's partial sum, for a caller that reduces later.
-    """
-
-    def __init__(self, dims: Dims, inter: int, prefix: str, reduce: bool = True) -> None:
+    def __init__(self, dims: Dims, inter: int, prefix: str) -> None:
         """`inter`: full width, split over ranks."""
         super().__init__()
         self.gate_up_proj = MergedColumnParallelLinear(
             dims.hidden, [inter, inter], bias=False, prefix=f"{prefix}.gate_up_proj"
         )
         self.down_proj = RowParallelLinear(
-            inter, dims.hidden, bias=False, reduce_results=reduce, prefix=f"{prefix}.down_proj"
+            inter, dims.hidden, bias=False, prefix=f"{prefix}.down_proj"
         )
         self.act = Situ(dims, inter // self.down_proj.tp_size)
 

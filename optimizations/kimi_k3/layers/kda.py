@@ -20,7 +20,6 @@ from vllm.distributed import get_tensor_model_parallel_world_size
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
-    ReplicatedLinear,
     RowParallelLinear,
 )
 from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -30,7 +29,7 @@ from kimi_k3.backend import KDABackend, KDAMetadata
 from kimi_k3.dims import Dims
 from kimi_k3.layers.common import rms_norm
 from kimi_k3.layers.kda_chunk import chunk_scan
-from kimi_k3.layers.loading import Slots, into, linear, parameter
+from kimi_k3.layers.loading import Slots, into, linear, parameter, replicated
 
 L2_EPS = 1e-6
 OUTPUT_NORM_EPS = 1e-5
@@ -82,11 +81,12 @@ class KDA(nn.Module, MambaBase):
         self.width = self.heads * self.head
 
         full = dims.kda_width
+        # q, k, v, gate, beta split over ranks; the decay's inner projection whole on each.
         self.in_proj = MergedColumnParallelLinear(
-            dims.hidden, [full] * 4 + [dims.kda_heads], bias=False, prefix=f"{prefix}.in_proj"
-        )
-        self.f_a_proj = ReplicatedLinear(
-            dims.hidden, dims.decay_rank, bias=False, prefix=f"{prefix}.f_a_proj"
+            dims.hidden,
+            [*[full] * 4, dims.kda_heads, dims.decay_rank * self.tp],
+            bias=False,
+            prefix=f"{prefix}.in_proj",
         )
         self.f_b_proj = ColumnParallelLinear(
             dims.decay_rank, full, bias=False, prefix=f"{prefix}.f_b_proj"
@@ -153,7 +153,7 @@ class KDA(nn.Module, MambaBase):
             rows = slice(part * self.width, (part + 1) * self.width)
             found[f"{name}_conv1d.weight"] = into(self.conv.data[rows], dim=0)
         return found | {
-            "f_a_proj.weight": linear(self.f_a_proj),
+            "f_a_proj.weight": replicated(self.in_proj, part=len(merged)),
             "f_b_proj.weight": linear(self.f_b_proj, dim=0),
             "o_proj.weight": linear(self.o_proj, dim=1),
             "A_log": into(self.a_log, dim=0),
@@ -173,8 +173,9 @@ class KDA(nn.Module, MambaBase):
     def forward(self, x: Tensor, step: KDAMetadata | None) -> Tensor:
         """[T, hidden] to [T, hidden]; `step` None (profile run) touches no state."""
         projected = self.in_proj(x)[0]
-        qkv, gate, beta = projected.split([3 * self.width, self.width, self.heads], dim=-1)
-        decay = self.f_b_proj(self.f_a_proj(x)[0])[0].float()
+        sizes = [3 * self.width, self.width, self.heads, self.dims.decay_rank]
+        qkv, gate, beta, decay = projected.split(sizes, dim=-1)
+        decay = self.f_b_proj(decay)[0].float()
         # lower bound * sigmoid(exp(A_log) * (decay + dt_bias)): the log of the decay.
         decay = torch.addcmul(self.decay_bias, decay, self.decay_gain).sigmoid_()
         decay = decay.mul_(self.dims.gate_lower_bound).view(-1, self.heads, self.head)

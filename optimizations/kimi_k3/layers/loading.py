@@ -69,6 +69,17 @@ def linear(layer: Any, dim: int | None = None, part: int | None = None) -> Slot:
     return Slot(load, dim)
 
 
+def replicated(layer: Any, part: int) -> Slot:
+    """Copy the whole tensor into one projection of a merged column-parallel layer.
+
+    The layer declares that projection `tp` times as wide as it is, so that every rank has room for
+    all of it: one GEMM then serves sharded and replicated projections of the same input.
+    """
+    sizes = [size // layer.tp_size for size in layer.output_sizes]
+    begin = sum(sizes[:part])
+    return into(layer.weight.data[begin : begin + sizes[part]])
+
+
 def under(prefix: str, slots: Mapping[str, Slot]) -> Slots:
     """`slots` with `prefix` put before every name."""
     return {prefix + name: slot for name, slot in slots.items()}

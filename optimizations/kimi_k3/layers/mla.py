@@ -30,7 +30,7 @@ from kimi_k3.backend import MLABackend, MLAMetadata
 from kimi_k3.dims import Dims
 from kimi_k3.layers.common import rms_norm
 from kimi_k3.layers.layout import AttentionTile
-from kimi_k3.layers.loading import Slots, into, linear, parameter
+from kimi_k3.layers.loading import Slots, into, linear, parameter, replicated
 
 
 def _nothing() -> None:
@@ -45,24 +45,22 @@ class MLA(nn.Module, AttentionLayerBase):
         super().__init__()
         self.dims = dims
         self.prefix = prefix
-        self.heads = dims.rank(get_tensor_model_parallel_world_size()).mla_heads
+        tp = get_tensor_model_parallel_world_size()
+        self.heads = dims.rank(tp).mla_heads
         self.scale = dims.qk_head_dim**-0.5
 
-        self.a_proj = MergedColumnParallelLinear(
+        # The gate split over ranks; the latents whole on each.
+        values = dims.mla_heads * dims.v_head_dim
+        self.in_proj = MergedColumnParallelLinear(
             dims.hidden,
-            [dims.q_lora, dims.mla_row],
+            [values, dims.q_lora * tp, dims.mla_row * tp],
             bias=False,
-            disable_tp=True,
-            prefix=f"{prefix}.a_proj",
+            prefix=f"{prefix}.in_proj",
         )
         self.q_norm = parameter(dims.q_lora)
         self.kv_norm = parameter(dims.kv_lora)
         self.q_b_proj = ColumnParallelLinear(
             dims.q_lora, dims.mla_heads * dims.qk_head_dim, bias=False, prefix=f"{prefix}.q_b_proj"
-        )
-        values = dims.mla_heads * dims.v_head_dim
-        self.g_proj = ColumnParallelLinear(
-            dims.hidden, values, bias=False, prefix=f"{prefix}.g_proj"
         )
         self.o_proj = RowParallelLinear(values, dims.hidden, bias=False, prefix=f"{prefix}.o_proj")
         # Used in halves by batched products, so kept out of vLLM's packed linear layers.
@@ -106,13 +104,13 @@ class MLA(nn.Module, AttentionLayerBase):
     def slots(self) -> Slots:
         """Checkpoint names below this module."""
         return {
-            "q_a_proj.weight": linear(self.a_proj, part=0),
-            "kv_a_proj_with_mqa.weight": linear(self.a_proj, part=1),
+            "g_proj.weight": linear(self.in_proj, dim=0, part=0),
+            "q_a_proj.weight": replicated(self.in_proj, part=1),
+            "kv_a_proj_with_mqa.weight": replicated(self.in_proj, part=2),
             "q_a_layernorm.weight": into(self.q_norm),
             "kv_a_layernorm.weight": into(self.kv_norm),
             "q_b_proj.weight": linear(self.q_b_proj, dim=0),
             "kv_b_proj.weight": into(self.kv_b, dim=0),
-            "g_proj.weight": linear(self.g_proj, dim=0),
             "o_proj.weight": linear(self.o_proj, dim=1),
         }
 
@@ -127,15 +125,15 @@ class MLA(nn.Module, AttentionLayerBase):
         """[T, hidden] to [T, hidden]; `step` None (profile run) touches no cache."""
         dims = self.dims
         tokens = len(x)
-        low, row = self.a_proj(x)[0].split([dims.q_lora, dims.mla_row], dim=-1)
+        sizes = [self.heads * dims.v_head_dim, dims.q_lora, dims.mla_row]
+        gate, low, row = self.in_proj(x)[0].split(sizes, dim=-1)
         q = self.q_b_proj(rms_norm(low, self.q_norm, dims.eps))[0]
         q = q.view(tokens, self.heads, dims.qk_head_dim)
-        gate = torch.sigmoid(self.g_proj(x)[0].float())
         if step is None:
             out = x.new_zeros(tokens, self.heads * dims.v_head_dim)
         else:
             out = self._attend(q, row, step)
-        final: Tensor = self.o_proj((out * gate).to(x.dtype))[0]
+        final: Tensor = self.o_proj((out * torch.sigmoid(gate.float())).to(x.dtype))[0]
         return final
 
     def _attend(self, q: Tensor, row: Tensor, step: MLAMetadata) -> Tensor:

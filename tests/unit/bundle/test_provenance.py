@@ -92,6 +92,15 @@ def test_changes_are_noticed_and_result_files_are_not_changes(checkout: Path) ->
     assert (state["dirty"], state["changed_files"]) == (True, 1)
 
 
+def test_working_state_of_runs_is_no_change(checkout: Path) -> None:
+    for name in ("runs/demo/perf.jsonl", ".fasttrack/weights", "optimizations/runs/log"):
+        (checkout / name).parent.mkdir(parents=True)
+        (checkout / name).write_text("x")
+    assert provenance.git_state(checkout, claim().scope)["dirty"] is False
+    (checkout / "optimizations" / "runs.py").write_text("x")
+    assert provenance.git_state(checkout, claim().scope)["changed_files"] == 1
+
+
 def test_scope_digest_moves_with_the_scope_only(checkout: Path) -> None:
     def after(path: str, text: str) -> str:
         (checkout / path).parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +126,11 @@ def test_repository_without_a_commit(tmp_path: Path) -> None:
 
 
 def test_folder_without_a_repository(tmp_path: Path) -> None:
-    assert provenance.git_state(tmp_path, claim().scope) == {"commit": None, "tree": None, "dirty": None}
+    assert provenance.git_state(tmp_path, claim().scope) == {
+        "commit": None,
+        "tree": None,
+        "dirty": None,
+    }
 
 
 def test_collected_provenance_fits_in_a_bundle(

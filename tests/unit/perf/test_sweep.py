@@ -102,6 +102,18 @@ def test_no_cell_means_no_boot(tmp_path: Path) -> None:
     assert chosen.engine.launches == []  # type: ignore[attr-defined]
 
 
+def test_tokens_from_the_prefix_cache_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Prompts without their own headers, of the same text: the engine caches all but the first.
+    monkeypatch.setattr(prompts, "header", lambda *_: "")
+    monkeypatch.setattr(prompts, "corpus", lambda _, characters: "a" * characters)
+    chosen = setting(tmp_path)
+    grid = chosen.target.grid.model_copy(update={"context_tokens": (300,)})
+    target = chosen.target.model_copy(update={"grid": grid})
+    claim = chosen.claim.model_copy(update={"targets": {"lab": target}})
+    made = sweep.run(dataclasses.replace(chosen, claim=claim), {"arm": "base", **SPEC})
+    assert [sample.cached_tokens for sample in samples(made)] == [0, 4 * 256]
+
+
 def test_lost_requests_show(tmp_path: Path) -> None:
     sample = samples(run(tmp_path, fault="shed_load"))[1]
     assert (sample.planned_requests, sample.completed_requests) == (4, 3)
