@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(REPO), str(REPO / "tests" / "reject")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "reject"))
 
 import bundle_maker as maker
 
@@ -65,7 +64,9 @@ def grown(lines: list[dict[str, object]], steps: int, clock: float, rng: random.
             out.append(_path(value, steps, int(value["cell"].split("=")[1].split("/")[0])))  # type: ignore[attr-defined]
         else:
             if value["kind"] == "session":
-                value.update(start_s=begun, ready_s=begun + 4, end_s=clock + 1, started_utc=_utc(begun))
+                value.update(
+                    start_s=begun, ready_s=begun + 4, end_s=clock + 1, started_utc=_utc(begun)
+                )
             out.append(canonical_bytes(value))
     return b"".join(line + b"\n" for line in out)
 
@@ -137,7 +138,8 @@ PEAK = """
 import sys
 from pathlib import Path
 {0}
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(peak, sum(__import__("os").times()[:2]))
 """
 READ = "from fasttrack.bundle.reader import open_bundle; open_bundle(Path(sys.argv[1])).close()"
 VERIFY = "from fasttrack.verify.steps import verify"
@@ -156,8 +158,10 @@ def measure(path: Path) -> Iterator[tuple[str, float]]:
     subprocess.run(["cat", str(path)], stdout=subprocess.DEVNULL, check=True)
     yield "sha256sum_s", round(timed(["sha256sum", str(path)])[0], 2)
     for name, code in STAGES.items():
-        seconds, peak = timed([sys.executable, "-c", PEAK.format(code), str(path)])
+        seconds, told = timed([sys.executable, "-c", PEAK.format(code), str(path)])
+        peak, cpu = told.split()
         yield f"{name}_s", round(seconds, 2)
+        yield f"{name}_cpu_s", round(float(cpu), 2)
         yield f"{name}_peak_mib", round(int(peak) / 1024)
 
 

@@ -16,7 +16,7 @@ lock) stays behind. Read by every module of this room.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Literal
 
@@ -48,7 +48,7 @@ MAX_MEMBERS = 20_000
 MAX_MEMBER_BYTES = 2**31
 MAX_TOTAL_BYTES = 2**32 - 2**20
 MAX_DOCUMENT_BYTES = 64 * 2**20
-MAX_LINE_BYTES = 32 * 2**20
+MAX_LINE_BYTES = 8 * 2**20
 MAX_CLAIM_BYTES = 2**20
 MAX_SIGNATURES = 16
 
@@ -125,7 +125,9 @@ def unit_of(path: str) -> tuple[str, str]:
     return stage, file.removesuffix(".jsonl")
 
 
-def parse_lines(chunks: Generator[bytes, None, None]) -> Iterator[Record]:
+def parse_lines(
+    chunks: Generator[bytes, None, None], parse: Callable[[bytes], Record] = parse_record
+) -> Iterator[Record]:
     """Records of one file, read piece by piece; the pieces are closed whatever happens.
 
     Raises `BadLine` for a line that is malformed, too long, empty, or not ended: a file that was
@@ -141,7 +143,7 @@ def parse_lines(chunks: Generator[bytes, None, None]) -> Iterator[Record]:
             for line in lines:
                 number += 1
                 try:
-                    record = parse_record(line)
+                    record = parse(line)
                 except ValueError as error:
                     raise BadLine(f"line {number}: {first_line(error)}") from error
                 yield record

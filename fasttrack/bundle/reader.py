@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from fasttrack.schema import (
     RunInfo,
     Statement,
     Verdict,
+    parse_record,
 )
 from fasttrack.schema.claim import CLAIM_SCHEMA
 
@@ -235,10 +236,12 @@ class Bundle:
         for name in layout.record_names(self.names, stage):
             yield from self.file_records(name)
 
-    def file_records(self, name: str) -> Iterator[Record]:
-        """Raw records of one file; see `records`."""
+    def file_records(
+        self, name: str, parse: Callable[[bytes], Record] = parse_record
+    ) -> Iterator[Record]:
+        """Raw records of one file; see `records`. `parse` may keep them in another form."""
         try:
-            yield from layout.parse_lines(self.chunks(name))
+            yield from layout.parse_lines(self.chunks(name), parse)
         except layout.BadLine as error:
             raise VerificationFailed("VER-060", str(error), cell=name) from error
 

@@ -1,8 +1,9 @@
 """A candidate op's error, relative to the stock op's own error against an fp64 reference.
 
-Per cell (op x regime) and output, over seeds: the ratio of error measures is bounded by policy with
-a one-sided t interval on its logarithm; bias, a hard cap, NaN masks, untouched rows and repeats
-must hold; and the planted controls of the same cell must all be rejected by the same conditions.
+Per cell (op x regime) and output, over seeds: policy limits the ratio of error measures, judged by
+a t interval on its logarithm. Above the limit is a FAIL; an interval that holds the limit is open.
+Bias, a hard cap, NaN masks, untouched rows and repeats must hold; and the planted controls of the
+same cell must all be refuted by the same conditions.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _accepted_controls(records: Sequence[KernelRecord], policy: Policy) -> list[
     if not controls:
         return ["none was planted"]
     return [
-        name for name, group in controls.items() if _judge_outputs(group, policy)[0] is State.PASS
+        name
+        for name, group in controls.items()
+        if _judge_outputs(group, policy)[0] is not State.FAIL
     ]
 
 
@@ -80,6 +83,7 @@ def _judge_outputs(
     for record in records:
         outputs[record.output].append(record)
     ratios: list[float] = []
+    undecided = ""
     for output, group in outputs.items():
         broken = _exact_conditions(output, group)
         if broken:
@@ -90,9 +94,12 @@ def _judge_outputs(
         broken = _error_conditions(output, group, policy)
         if broken:
             return State.FAIL, *broken, _ratio(group, "rms")
+        undecided = undecided or _undecided(output, group, policy)
         ratios.append(_ratio(group, "rms"))
     if not ratios:
         return State.MISSING, "NO-RECORDS", "no output was compared", None
+    if undecided:
+        return State.INCONCLUSIVE, "NUM-POWER", undecided, max(ratios)
     return State.PASS, "OK", f"{len(outputs)} outputs within limits", max(ratios)
 
 
@@ -121,19 +128,16 @@ def _error_conditions(
     limits = policy.numerics
     op = group[0].op
     for quantity in QUANTITIES:
-        logs = [
-            math.log(_value(r.candidate, quantity, r) / _value(r.stock, quantity, r)) for r in group
-        ]
+        interval = _interval(group, quantity)
         limit = getattr(limits, f"ratio_{quantity}")
-        bound = math.exp(stats.t_interval(logs, 0.05).upper)
-        if not bound <= limit:
+        if not math.exp(interval.lower) <= limit:
             place = max(group, key=lambda r: _value(r.candidate, quantity, r)).candidate
             assert place is not None
             return (
                 "NUM-RATIO",
-                f"{op}.{output}: {quantity} error {math.exp(stats.mean(logs)):.3g} x stock's "
-                f"(bound {bound:.3g}, limit {limit:g}); worst slice {place.worst_slice}, "
-                f"worst element {place.first_bad}",
+                f"{op}.{output}: {quantity} error {math.exp(interval.estimate):.3g} x stock's "
+                f"(at least {math.exp(interval.lower):.3g}, limit {limit:g}); "
+                f"worst slice {place.worst_slice}, worst element {place.first_bad}",
             )
     cap = limits.hard_cap * max(_value(r.stock, "max", r) for r in group)
     for record in group:
@@ -144,6 +148,28 @@ def _error_conditions(
                 f"{_value(record.candidate, 'max', record):.3g} off, cap {cap:.3g}",
             )
     return _bias(output, group, policy)
+
+
+def _undecided(output: str, group: Sequence[KernelRecord], policy: Policy) -> str:
+    """The first ratio whose interval holds its limit: neither above nor below; empty for none."""
+    for quantity in QUANTITIES:
+        interval = _interval(group, quantity)
+        limit = getattr(policy.numerics, f"ratio_{quantity}")
+        if math.exp(interval.upper) > limit:
+            return (
+                f"{group[0].op}.{output}: {quantity} error {math.exp(interval.estimate):.3g} x "
+                f"stock's, up to {math.exp(interval.upper):.3g}, limit {limit:g}, "
+                f"{interval.n} seeds"
+            )
+    return ""
+
+
+def _interval(group: Sequence[KernelRecord], quantity: str) -> stats.Interval:
+    """Of the logarithm of candidate's error over stock's, over seeds."""
+    return stats.t_interval(
+        [math.log(_value(r.candidate, quantity, r) / _value(r.stock, quantity, r)) for r in group],
+        0.05,
+    )
 
 
 def _bias(output: str, group: Sequence[KernelRecord], policy: Policy) -> tuple[str, str] | None:

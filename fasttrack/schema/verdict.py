@@ -119,6 +119,10 @@ REASONS: dict[str, Explanation] = {
         "A planted fault was accepted in this cell, so passing it proves nothing.",
         "Make the case's inputs or slices sharper.",
     ),
+    "NUM-POWER": Explanation(
+        "The interval of an error ratio holds its limit: too few seeds for outputs this small.",
+        "Use a higher tier, or let the case compute more rows per cell.",
+    ),
     "NUM-SEEDS": Explanation("Fewer seeds than policy asks for.", "Use a higher tier."),
     "PATH-NONE": Explanation(
         "No specialised step was seen where the claim says there should be some.",

@@ -31,6 +31,7 @@ from fasttrack.schema import (
     Verdict,
 )
 from fasttrack.schema.claim import Frozen
+from fasttrack.verify import compact
 
 RELATIVE_TOLERANCE = 1e-9
 """Above what two machines' elementary functions differ by, far below any honest rounding."""
@@ -59,7 +60,7 @@ def read_records(bundle: Bundle) -> tuple[Sourced, ...]:
         stage, unit = layout.unit_of(name)
         if unit != layout.FAILURES and f"{stage}/{unit}" not in planned:
             raise VerificationFailed("VER-062", "the plan has no such unit", cell=name)
-        for record in bundle.file_records(name):
+        for record in bundle.file_records(name, compact.parse):
             own = _STAGE_OF_KIND.get(type(record)) or getattr(record, "stage", None)
             if own != stage:
                 raise VerificationFailed(

@@ -19,8 +19,7 @@ from unittest import mock
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "reject"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "reject"))
 
 import bundle_maker as maker
 
@@ -30,6 +29,7 @@ from fasttrack.schema import Tier
 from fasttrack.verify import challenge
 from fasttrack.verify.steps import verify
 
+HERE = Path(__file__).resolve().parent
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 NOW = CREATED + timedelta(days=1)
 NONCE = "golden"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE))
+sys.path.append(str(Path(__file__).resolve().parent))
 
 import build
 
 from fasttrack.verify.steps import LISTED, verify
 
+HERE = Path(__file__).resolve().parent
 GOLDEN = sorted(HERE.glob("*.ftb"))
 LIMIT = 300_000
 

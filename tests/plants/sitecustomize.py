@@ -1,8 +1,8 @@
 """Planted faults for child processes of the test suite; the product knows nothing of them.
 
-With this folder on PYTHONPATH and `FASTTRACK_TEST_PLANT=UNIT`, one compiled unit of the Kimi K3 path
-returns its first output with the second row off by one part in a thousand. Python imports a module of
-this name by itself at start-up.
+With this folder on PYTHONPATH and `FASTTRACK_TEST_PLANT=UNIT`, one compiled unit of the Kimi K3
+path returns its first output with the second row off by one part in a thousand. Python imports a
+module of this name by itself at start-up.
 """
 
 from __future__ import annotations

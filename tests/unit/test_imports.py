@@ -70,6 +70,7 @@ FASTTRACK_OUTSIDE = {
     "correctness.compare": f"{CORE} numpy",
     "correctness.controls": f"{CORE} numpy",
     "correctness.kernels": f"{CORE} numpy",
+    "verify.compact": f"{CORE} pydantic_core",
     "*": CORE,
 }
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fasttrack.evals.task import Item
 
 SALT = 101
-"""Added to the seed. At seed 0 no router decision behind k3-nano's answers to the twelve items of the
-smoke tier lies closer than 2e-5 to a tie (fp64), so that rounding alone cannot turn one over."""
+"""Added to the seed. At seed 0 no router decision behind k3-nano's answers to the twelve items of
+the smoke tier lies closer than 2e-5 to a tie (fp64), so that rounding alone cannot turn one."""
 LINE = 12
 """Characters of one ``k4711 = 0815`` line, so that lengths can be planned."""
 

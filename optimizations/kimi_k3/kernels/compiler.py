@@ -156,12 +156,12 @@ def load(recipes: Iterable[Recipe]) -> list[Kernel]:
     Kernels are not safe to call from several threads. Raises CompileError where something is
     missing and the folder is not writable, there is no C++ compiler, or compilation fails.
     """
-    recipes = list(recipes)
     folder = cache_folder()
-    missing = {r.file_name(): r for r in recipes if not (folder / r.file_name()).is_file()}
+    named = [(folder / recipe.file_name(), recipe) for recipe in recipes]
+    missing = {path: recipe for path, recipe in named if not path.is_file()}
     if missing:
         _build(folder, list(missing.values()))
-    return [_open(folder / recipe.file_name()) for recipe in recipes]
+    return [_open(path) for path, _ in named]
 
 
 def _open(path: Path) -> Kernel:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from kimi_k3 import checkpoint
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO
-from torch import Tensor
 
 Model = tuple[Dims, dict[str, Tensor]]
 

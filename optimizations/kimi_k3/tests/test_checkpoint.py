@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from kimi_k3 import checkpoint
 from kimi_k3.checkpoint import PINNED, WRITABLE, CheckpointError, digest, main, verify, write
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO, NANO_13
 from kimi_k3.reference import decoder
 from kimi_k3.reference.weights import load, shapes
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 Q_PROJ = "language_model.model.layers.0.self_attn.q_proj.weight"
 A_LOG = "language_model.model.layers.0.self_attn.A_log"

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+
 from kimi_k3.dims import Dims
 from kimi_k3.presets import K3, NANO, NANO_B4, PRESETS
 from kimi_k3.reference.weights import shapes

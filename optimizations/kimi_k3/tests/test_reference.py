@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO
 from kimi_k3.reference import attn_res, basic, decoder, kda, mla, moe
 from kimi_k3.reference.weights import Scope, layer_prefix
-from torch import Tensor
-from torch.nn import functional
 
 Model = tuple[Dims, dict[str, Tensor]]
 Build = Callable[..., Model]

@@ -37,10 +37,14 @@ def test_each_ratio_has_its_limit(quantity: str, stock: float) -> None:
 
 
 def test_spread_between_seeds_widens_the_bound() -> None:
-    # A mean ratio of 1.1 passes when every seed shows it and not when seeds contradict each other.
+    # A mean ratio of 1.1 passes when every seed shows it; it is open when seeds contradict each
+    # other, and refuted when even the lower bound is above the limit.
     assert judge([zoo.errors(rms=1.1e-6)]).state is State.PASS
     apart = [zoo.errors(rms=0.7e-6), zoo.errors(rms=1.5e-6)]
-    assert judge(apart).reason == "NUM-RATIO"
+    verdict = judge(apart)
+    assert (verdict.state, verdict.reason) == (State.INCONCLUSIVE, "NUM-POWER")
+    above = [zoo.errors(rms=1.9e-6), zoo.errors(rms=2.1e-6)]
+    assert judge(above).reason == "NUM-RATIO"
 
 
 def test_the_reference_rounding_is_a_floor_for_both_sides() -> None:
