@@ -58,16 +58,20 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Two pip runs in one environment would get in each other's way.
 .NOTPARALLEL:
-.PHONY: help validate test lint setup golden docs lock clean
+.PHONY: help validate kernels test lint setup golden docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-validate: $(PROJECTS_READY) $(CHECKPOINT_READY) ## the bundled Kimi K3 decode through every stage
+validate: $(CHECKPOINT_READY) kernels ## the bundled Kimi K3 decode through every stage
 	@$(BIN)/fasttrack validate $(OPTIMIZATION) --target $(TARGET) --tier $(TIER) \
 		--cache $(CACHE) $(ARGS)
 
-test: lint $(CHECKPOINT_READY) ## lint, then every test
+kernels: $(PROJECTS_READY) ## compile the kernels of the bundled optimization; what is compiled is kept
+	@echo "make: compiling kernels unless they are cached: up to three minutes" >&2
+	@$(BIN)/python -m kimi_k3.cases
+
+test: lint $(CHECKPOINT_READY) kernels ## lint, then every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy

@@ -124,11 +124,15 @@ def fisher_upper_tail(mine: int, other: int, n: int) -> float:
     return tail / ways
 
 
-def noise_floor(base: Sequence[float], pairs: int, level: float) -> float:
-    """Half-width that `pairs` pairs of base against base would show, from log values of base boots.
+def noise_floor(differences: Sequence[float], pairs: int, level: float) -> float:
+    """Half-width that `pairs` pairs of base against base would show.
 
-    A pair's log ratio has standard deviation sd * sqrt(2); its mean over `pairs` pairs is judged
-    with the t quantile of the boots' own degrees of freedom. Raises `ValueError` for one boot.
+    `differences`: per block, the log value of its first base boot less that of its second. Their
+    expectation is 0 and their variance twice a boot's, so k of them estimate it with k degrees of
+    freedom; drift from block to block does not enter. Raises `ValueError` for no difference.
     """
-    spread = sd(base) * math.sqrt(2.0 / pairs)
-    return t_quantile(level, len(base) - 1) * spread
+    if not differences:
+        raise ValueError("a noise floor needs a block with two base boots")
+    count = len(differences)
+    boot = math.sqrt(math.fsum(d * d for d in differences) / (2 * count))
+    return t_quantile(level, count) * boot * math.sqrt(2.0 / pairs)

@@ -16,10 +16,12 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from fasttrack.engine.base import Answer, Generation, Request, Sampling, SessionInfo
 from fasttrack.engine.serve import Coded, serve
@@ -332,15 +334,24 @@ def _finite(value: float) -> float | None:
 
 def _start_error(error: Exception) -> Coded:
     """Sort a start-up error by the names the plugin contract gives to them."""
+    for cause in _causes(error):
+        name = type(cause).__name__
+        if name.endswith("RefusedError"):
+            return Coded("ENG-007", str(cause))
+        if name.endswith("CheckpointError"):
+            return Coded("ENV-005", str(cause))
+    return Coded("ENG-001", f"{type(error).__name__}: {error}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from, and what a configuration's validator caught inside it."""
     chain: BaseException | None = error
     while chain is not None:
-        name = type(chain).__name__
-        if name.endswith("RefusedError"):
-            return Coded("ENG-007", str(chain))
-        if name.endswith("CheckpointError"):
-            return Coded("ENV-005", str(chain))
+        yield chain
+        if isinstance(chain, ValidationError):
+            inside = (item.get("ctx", {}).get("error") for item in chain.errors())
+            yield from (cause for cause in inside if isinstance(cause, BaseException))
         chain = chain.__cause__ or chain.__context__
-    return Coded("ENG-001", f"{type(error).__name__}: {error}")
 
 
 def _sha(values: Sequence[str]) -> str:

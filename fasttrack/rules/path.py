@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from fasttrack.rules.base import Case, Rule
 from fasttrack.schema import PathRecord, State, Verdict
@@ -25,52 +26,74 @@ def _judge(case: Case, stage: str) -> Iterator[Verdict]:
         )
 
 
+@dataclass
+class _Seen:
+    """Steps of one arm, counted in one pass: a long run has millions."""
+
+    steps: int = 0
+    specialised: int = 0
+    confirmed: int = 0
+    """Specialised steps that the scheduler knows of."""
+    with_prefill: int = 0
+    prefilled: list[int] = field(default_factory=list)
+    """Specialised steps that prefilled."""
+    fallen: Counter[str] = field(default_factory=Counter)
+    """Reasons of pure decode steps inside the claimed batches that ran stock."""
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+def _count(records: Sequence[PathRecord], largest: int) -> _Seen:
+    seen = _Seen()
+    for record in records:
+        scheduled = len(record.scheduled)
+        for index, step in enumerate(record.steps):
+            seen.steps += 1
+            seen.reasons[step.reason] += 1
+            prefill = step.prefill_tokens != 0
+            seen.with_prefill += step.prefill_tokens > 0
+            if step.path == "specialised":
+                seen.specialised += 1
+                seen.confirmed += index < scheduled
+                if prefill:
+                    seen.prefilled.append(step.step)
+            elif step.path == "stock" and not prefill and step.requests <= largest:
+                seen.fallen[step.reason] += 1
+    return seen
+
+
 def _arm(case: Case, arm: str, records: Sequence[PathRecord]) -> tuple[State, str, str]:
-    steps = [step for record in records for step in record.steps]
-    if not steps:
+    seen = _count(records, max(case.target.grid.batch))
+    if not seen.steps:
         return State.MISSING, "NO-RECORDS", f"no step of the {arm} arm left path evidence"
     for record in records:
         told = _mismatch(record)
         if told:
             return State.FAIL, "PATH-MISMATCH", f"{record.cell}: {told}"
-    specialised = [step for step in steps if step.path == "specialised"]
-    confirmed = sum(
-        step.path == "specialised"
-        for record in records
-        for step in record.steps[: len(record.scheduled)]
-    )
     if arm == "base":
-        if specialised:
-            return State.FAIL, "PATH-BASE", f"{len(specialised)} specialised steps in base"
-        return State.PASS, "OK", f"{len(steps)} stock steps"
-    prefilled = [step for step in specialised if step.prefill_tokens]
-    if prefilled:
+        if seen.specialised:
+            return State.FAIL, "PATH-BASE", f"{seen.specialised} specialised steps in base"
+        return State.PASS, "OK", f"{seen.steps} stock steps"
+    if seen.prefilled:
         return (
             State.FAIL,
             "PATH-PREFILL",
-            f"{len(prefilled)} specialised steps with prefill tokens, first at step "
-            f"{prefilled[0].step}",
+            f"{len(seen.prefilled)} specialised steps with prefill tokens, first at step "
+            f"{seen.prefilled[0]}",
         )
-    if not confirmed:
-        reasons = Counter(step.reason for step in steps).most_common(3)
-        return State.NOT_EXERCISED, "PATH-NONE", f"no specialised step; reasons {dict(reasons)}"
-    largest = max(case.target.grid.batch)
-    fallen = [
-        step
-        for step in steps
-        if step.path == "stock" and not step.prefill_tokens and step.requests <= largest
-    ]
-    if fallen:
+    if not seen.confirmed:
+        reasons = dict(seen.reasons.most_common(3))
+        return State.NOT_EXERCISED, "PATH-NONE", f"no specialised step; reasons {reasons}"
+    if seen.fallen:
         return (
             State.FAIL,
             "PATH-FALLBACK",
-            f"{len(fallen)} pure decode steps ran stock, first: {fallen[0].reason}",
+            f"{seen.fallen.total()} pure decode steps ran stock, first: {next(iter(seen.fallen))}",
         )
-    prefill = sum(step.prefill_tokens > 0 for step in steps)
     return (
         State.PASS,
         "OK",
-        f"{confirmed} specialised decode steps; {prefill} steps with prefill, all stock",
+        f"{seen.confirmed} specialised decode steps; {seen.with_prefill} steps with prefill, all "
+        "stock",
     )
 
 

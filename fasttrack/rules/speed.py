@@ -52,14 +52,16 @@ def _decide(
 ) -> Verdict:
     policy = case.policy.speed
     logs = _pair_logs(samples, cell)
-    base = [math.log(step_seconds(s, cell)) for s in samples if s.arm == "base"]
-    if len(logs) < policy.min_pairs or len(base) < 2:
+    timed = [(sample, step_seconds(sample, cell)) for sample in samples]
+    base = _base_differences(timed)
+    if len(logs) < policy.min_pairs or not base:
         detail = f"{len(logs)} valid pairs of {policy.min_pairs}"
         return _verdict(case, cell, State.INCONCLUSIVE, "SPD-PAIRS", detail)
     interval = stats.t_interval(logs, policy.level)
     least = math.log1p(policy.min_floor_percent / 100)
     floor = max(least, stats.noise_floor(base, len(logs), policy.level))
-    same = max(floor, math.log1p(policy.equivalence_margin_percent / 100))
+    # The margin alone: a loud machine must not turn "cannot tell" into "no difference".
+    same = math.log1p(policy.equivalence_margin_percent / 100)
     if interval.lower > floor:
         state, reason = State.FASTER, "SPD-FASTER"
     elif interval.upper < -floor:
@@ -69,7 +71,7 @@ def _decide(
     else:
         state, reason = State.INCONCLUSIVE, "SPD-NOISE"
     times = {
-        arm: stats.median([step_seconds(s, cell) for s in samples if s.arm == arm]) * 1e3
+        arm: stats.median([seconds for sample, seconds in timed if sample.arm == arm]) * 1e3
         for arm in ("base", "candidate")
     }
     detail = f"TPOT {times['base']:.3g} -> {times['candidate']:.3g} ms"
@@ -94,25 +96,31 @@ def _decide(
 
 def step_seconds(sample: SampleRecord, cell: Cell) -> float:
     """Median duration of the steady steps, seconds."""
-    steps = sample.steps
-    return stats.median([steps[i].duration_s for i in decode_window(steps, cell.batch)])
+    window = decode_window(sample.steps, cell.batch)
+    return stats.median([step.duration_s for step in sample.steps[window.start : window.stop]])
+
+
+def _base_differences(timed: Sequence[tuple[SampleRecord, float]]) -> list[float]:
+    """ln(first / second) of the two base boots of each block that has both."""
+    blocks: dict[int, list[float]] = defaultdict(list)
+    for sample, seconds in sorted(timed, key=lambda item: item[0].position):
+        if sample.arm == "base":
+            blocks[sample.block].append(math.log(seconds))
+    return [boots[0] - boots[1] for _, boots in sorted(blocks.items()) if len(boots) == 2]
 
 
 def _pair_logs(samples: Sequence[SampleRecord], cell: Cell) -> list[float]:
     """ln(base / candidate) per pair: positions (0, 1) and (3, 2) of each block."""
-    blocks: dict[int, dict[int, SampleRecord]] = defaultdict(dict)
+    blocks: dict[int, dict[int, tuple[str, float]]] = defaultdict(dict)
     for sample in samples:
-        blocks[sample.block][sample.position] = sample
+        blocks[sample.block][sample.position] = (sample.arm, step_seconds(sample, cell))
     logs = []
     for _, members in sorted(blocks.items()):
         for outer, inner in ((0, 1), (3, 2)):
             if outer in members and inner in members:
-                by_arm = {members[p].arm: members[p] for p in (outer, inner)}
+                by_arm = dict((members[outer], members[inner]))
                 if len(by_arm) == 2:
-                    ratio = step_seconds(by_arm["base"], cell) / step_seconds(
-                        by_arm["candidate"], cell
-                    )
-                    logs.append(math.log(ratio))
+                    logs.append(math.log(by_arm["base"] / by_arm["candidate"]))
     return logs
 
 

@@ -102,7 +102,11 @@ class Switch(Frozen):
 
 
 class Plugin(Frozen):
-    """How the engine finds the optimization, and how the harness reads its path evidence."""
+    """How the engine finds the optimization, and how the harness reads its path evidence.
+
+    An exception at start-up whose class name ends in `RefusedError` is told as a refusal (ENG-007),
+    one that ends in `CheckpointError` as a bad checkpoint (ENV-005); anything else is ENG-001.
+    """
 
     distribution: str
     module: str

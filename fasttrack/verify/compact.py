@@ -14,7 +14,7 @@ import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar, overload
 
 from pydantic_core import from_json
@@ -57,10 +57,11 @@ class Rows(Sequence[T]):
     def __getitem__(self, at: slice) -> Sequence[T]: ...
     def __getitem__(self, at: int | slice) -> T | Sequence[T]:
         if isinstance(at, slice):
-            return [self._row(index) for index in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(at)
-        return self._row(at % len(self))
+            return self._rows(at)
+        return self._row(at)
+
+    def _rows(self, at: slice) -> Sequence[T]:
+        return [self._row(index) for index in range(*at.indices(len(self)))]
 
     def __iter__(self) -> Iterator[T]:
         return map(self._row, range(len(self)))
@@ -88,6 +89,9 @@ class Steps(Rows[Step]):
     def _row(self, at: int) -> Step:
         start, duration, decode, prefill = self._columns
         return Step(start[at], duration[at], decode[at], prefill[at])
+
+    def _rows(self, at: slice) -> list[Step]:
+        return list(map(Step, *(column[at] for column in self._columns)))
 
     def __iter__(self) -> Iterator[Step]:
         return map(Step, *self._columns)
@@ -162,7 +166,11 @@ class PathSteps(Rows[Logged]):
         return len(self.numbers)
 
     def _row(self, at: int) -> Logged:
+        self.numbers[at]  # raises where there is no such row
         return Logged(self, at)
+
+    def __iter__(self) -> Iterator[Logged]:
+        return map(Logged, repeat(self), range(len(self)))
 
     def wrote(self, at: int) -> list[str]:
         """Keys and values of what a step wrote, in turn."""

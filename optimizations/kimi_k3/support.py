@@ -190,13 +190,17 @@ def reasons(config: Any) -> list[str]:
     return found
 
 
+class RefusedError(ValueError):
+    """A configuration this package does not serve; the message lists every reason."""
+
+
 def refuse_unsupported(config: Any) -> None:
-    """Raise one ValueError naming every unsupported setting of `config`, or return."""
+    """Raise one `RefusedError` naming every unsupported setting of `config`, or return."""
     found = reasons(config)
     if found:
         value = options_of(config).get(OPTION, DEFAULT)
         lines = "\n  - ".join(found)
-        raise ValueError(f"kimi_k3 cannot start with {OPTION}={value!r}:\n  - {lines}")
+        raise RefusedError(f"kimi_k3 cannot start with {OPTION}={value!r}:\n  - {lines}")
 
 
 class StartupCheck:
@@ -204,7 +208,7 @@ class StartupCheck:
 
     @staticmethod
     def verify_and_update_config(vllm_config: Any) -> None:
-        """Raise ValueError if the configuration is not supported; change nothing."""
+        """Raise `RefusedError` if the configuration is not supported; change nothing."""
         refuse_unsupported(vllm_config)
 
     @staticmethod

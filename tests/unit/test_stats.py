@@ -83,7 +83,7 @@ def test_nothing_has_no_centre(function: object) -> None:
 
 
 def test_one_value_has_no_spread() -> None:
-    for call in (lambda: stats.sd([1.0]), lambda: stats.noise_floor([1.0], 4, 0.05)):
+    for call in (lambda: stats.sd([1.0]), lambda: stats.sd([])):
         with pytest.raises(ValueError, match="two values"):
             call()
     with pytest.raises(ValueError, match="df be positive"):
@@ -136,7 +136,10 @@ def test_more_events_on_this_side_are_never_likelier(n: int, data: st.DataObject
 
 
 def test_noise_floor_by_hand() -> None:
-    base = [0.0, 0.01, -0.01, 0.0]
-    spread = math.sqrt(0.0002 / 3) * math.sqrt(2 / 4)
-    assert stats.noise_floor(base, 4, 0.05) == pytest.approx(2.353363 * spread, rel=1e-6)
-    assert stats.noise_floor([0.5, 0.5], 4, 0.05) == 0.0
+    differences = [0.02, -0.01]
+    boot = math.sqrt((0.02**2 + 0.01**2) / 4)
+    floor = 2.919986 * boot * math.sqrt(2 / 4)
+    assert stats.noise_floor(differences, 4, 0.05) == pytest.approx(floor, rel=1e-6)
+    assert stats.noise_floor([0.0, 0.0], 4, 0.05) == 0.0
+    with pytest.raises(ValueError, match="two base boots"):
+        stats.noise_floor([], 4, 0.05)

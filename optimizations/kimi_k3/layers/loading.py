@@ -91,7 +91,7 @@ def load_all(
     """Load every tensor of `weights`; with `keep`, also return this rank's raw FP32 parts by name.
 
     Tensors of a wrong shape or an unknown name are skipped and, like missing ones, reported
-    together: raises one ValueError naming each of them.
+    together: raises one `CheckpointError` naming each of them.
     """
     found: dict[str, tuple[int, ...]] = {}
     kept: dict[str, Tensor] = {}

@@ -133,8 +133,12 @@ def _moe_shapes(dims: Dims) -> Iterator[tuple[str, Shape]]:
         yield f"shared_experts.{name}", shape
 
 
+class CheckpointError(ValueError):
+    """Tensors that do not match the configuration; the message names every one."""
+
+
 def check(dims: Dims, found: Mapping[str, Shape]) -> None:
-    """Raise one ValueError naming every missing, unknown or wrong-shaped tensor of `found`."""
+    """Raise one `CheckpointError` naming every missing, unknown or wrong-shaped tensor."""
     wanted = shapes(dims)
     problems = [f"missing: {name} {list(wanted[name])}" for name in wanted if name not in found]
     problems += [f"unknown: {name} {list(found[name])}" for name in found if name not in wanted]
@@ -142,7 +146,8 @@ def check(dims: Dims, found: Mapping[str, Shape]) -> None:
         if name in found and not _fits(name, tuple(found[name]), shape):
             problems.append(f"shape of {name}: got {list(found[name])}, want {list(shape)}")
     if problems:
-        raise ValueError("checkpoint does not match its config:\n  - " + "\n  - ".join(problems))
+        lines = "\n  - ".join(problems)
+        raise CheckpointError(f"checkpoint does not match its config:\n  - {lines}")
 
 
 def _fits(name: str, found: Shape, wanted: Shape) -> bool:

@@ -285,7 +285,7 @@ def test_a_refused_start_names_every_reason(results: dict[str, Any]) -> None:
 
 def test_a_broken_checkpoint_names_every_defect(results: dict[str, Any]) -> None:
     error = results["broken"]["error"]
-    assert error.startswith("ValueError: checkpoint does not match its config")
+    assert error.startswith("CheckpointError: checkpoint does not match its config")
     for words in (
         "missing: language_model.model.norm.weight",
         "missing: language_model.model.layers.3.self_attn.kv_b_proj.weight",

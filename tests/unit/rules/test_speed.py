@@ -186,6 +186,6 @@ def test_speed_cells_inform_and_the_sentence_decides() -> None:
 
 
 def test_the_floor_comes_from_base_against_base() -> None:
-    quiet = stats.noise_floor([0.0, 0.001, -0.001, 0.0005], 4, LEVEL)
-    loud = stats.noise_floor([0.0, 0.01, -0.01, 0.005], 4, LEVEL)
+    quiet = stats.noise_floor([0.001, -0.0005], 4, LEVEL)
+    loud = stats.noise_floor([0.01, -0.005], 4, LEVEL)
     assert loud == pytest.approx(10 * quiet)
