@@ -8,9 +8,10 @@ The run folder and the archive share one layout::
     verdicts.json  provenance.json  report/report.md                 results
     manifest.json  statement.json  attestation.dsse.json             what is signed
     signatures/<n>.{sig,json,json.sig}                               who signed it
+    sigstore/<n>.json                                                who else did, optional
 
-Files above the last two lines are covered by the manifest; anything else in a run folder (logs, the
-lock) stays behind. Read by every module of this room.
+Files above the last three lines are covered by the manifest; anything else in a run folder (logs,
+the lock) stays behind. Read by every module of this room.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ MAX_DOCUMENT_BYTES = 64 * 2**20
 MAX_LINE_BYTES = 8 * 2**20
 MAX_CLAIM_BYTES = 2**20
 MAX_SIGNATURES = 16
+MAX_KEYLESS = 4
 
 _PART = r"[A-Za-z0-9_=+,@-][A-Za-z0-9._=+,@-]*"
 _NAME = re.compile(rf"{_PART}(/{_PART}){{0,3}}\Z")
 _UNIT = re.compile(rf"{_PART}\Z")
 _RECORD = re.compile(rf"({'|'.join(STAGES)})/({_PART})\.jsonl\Z")
 _SIGNATURE = re.compile(r"signatures/([1-9][0-9]?)\.(sig|json|json\.sig)\Z")
+_KEYLESS = re.compile(r"sigstore/([1-9])\.json\Z")
 _FIXED: dict[str, Role] = {
     CLAIM_TOML: "claim", CLAIM: "claim", POLICY: "claim", PLAN: "claim", RUN: "claim",
     VERDICTS: "verdict", PROVENANCE: "provenance", REPORT: "report",
@@ -106,9 +109,20 @@ def signature_number(path: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def keyless_numbers(paths: Iterable[str]) -> list[int]:
+    """Numbers of the Sigstore bundles among files, sorted."""
+    return sorted(int(match.group(1)) for path in paths if (match := _KEYLESS.match(path)))
+
+
+def keyless_name(number: int) -> str:
+    """Name of a Sigstore bundle."""
+    return f"sigstore/{number}.json"
+
+
 def known(path: str) -> bool:
     """Whether a bundle may hold a file of that name."""
-    return role(path) is not None or path in SEALS or signature_number(path) is not None
+    signed = signature_number(path) is not None or _KEYLESS.match(path) is not None
+    return role(path) is not None or path in SEALS or signed
 
 
 def record_names(paths: Iterable[str], stage: str | None = None) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fasttrack.bundle import keyless
 from fasttrack.bundle import sign as signing
 from fasttrack.cli.common import JsonOption, emit, talk
 
@@ -45,9 +46,21 @@ def sign(
             "--development", help="Use this user's development key: integrity, not identity."
         ),
     ] = False,
+    sigstore: Annotated[
+        bool,
+        typer.Option(
+            "--sigstore",
+            help="Instead of an SSH signature, add a Sigstore bundle over the same statement: in "
+            "CI with the job's identity, else with a log-in. Needs the extra `sigstore`.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Sign a result file, and show how anyone can check the signature without this program."""
+    if sigstore:
+        name = keyless.add(file)
+        emit({"file": str(file), "member": name} if as_json else name, as_json=as_json)
+        return 0
     chosen = signing.development_key() if development and key is None else key
     info = signing.sign(file, key=chosen, principal=principal, role=role.value)
     lines = signing.verify_lines(file, info)

@@ -9,14 +9,27 @@ import typer
 
 from fasttrack.claim import load_policy
 from fasttrack.cli.common import JsonOption, PolicyOption, emit, talk
-from fasttrack.verify import steps
+from fasttrack.verify import keyless, steps
 
 
 def verify(
     file: Annotated[Path, typer.Argument(help="The .ftb result file.")],
     allowed_signers: Annotated[
         Path | None,
-        typer.Option(help="OpenSSH allowed_signers file: also check who signed."),
+        typer.Option(
+            help="OpenSSH allowed_signers file, or a snapshot of GitHub keys (JSON): also check "
+            "who signed."
+        ),
+    ] = None,
+    sigstore_identity: Annotated[
+        str | None,
+        typer.Option(help="Also demand a Sigstore bundle of this e-mail address or workflow."),
+    ] = None,
+    sigstore_issuer: Annotated[
+        str, typer.Option(help="Who vouches for that identity.")
+    ] = "https://token.actions.githubusercontent.com",
+    sigstore_root: Annotated[
+        Path | None, typer.Option(help="Trust root file. Default: the one the library carries.")
     ] = None,
     policy: PolicyOption = None,
     as_json: JsonOption = False,
@@ -27,8 +40,12 @@ def verify(
     the verdicts are is printed, and judged by `gate`. With --policy the records are also decided
     under that policy.
     """
+    wanted = None
+    if sigstore_identity is not None:
+        wanted = keyless.Wanted(sigstore_identity, sigstore_issuer, sigstore_root)
     found = steps.verify(
         file,
+        sigstore=wanted,
         allowed_signers=allowed_signers,
         policy=load_policy(policy) if policy is not None else None,
     )

@@ -15,10 +15,14 @@ def decode_window(steps: Sequence[EngineStep], batch: int) -> range:
     Steady: every lane decoded one token and nothing was prefilled. The window is the longest
     unbroken run of such steps (the first of equals); its first `WARM_UP_STEPS` are dropped.
     """
-    best = current = range(0)
+    best = range(0)
+    start: int | None = None
     for index, step in enumerate(steps):
         if step.decode_tokens == batch and step.prefill_tokens == 0:
-            start = current.start if current and current.stop == index else index
-            current = range(start, index + 1)
-            best = max(best, current, key=len)
+            start = index if start is None else start
+        elif start is not None:
+            best = range(start, index) if index - start > len(best) else best
+            start = None
+    if start is not None and len(steps) - start > len(best):
+        best = range(start, len(steps))
     return range(min(best.start + WARM_UP_STEPS, best.stop), best.stop)

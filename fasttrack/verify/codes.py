@@ -125,6 +125,15 @@ CODES: dict[str, Reject] = {
         "The key had been removed from the signer's account before the signature was made.",
         "Sign with a key that the account publishes, and take a new snapshot of it.",
     ),
+    "VER-045": Reject(
+        "A Sigstore bundle is malformed, or over another statement than the one beside it.",
+        "Sign the original file again: `fasttrack sign FILE --sigstore`.",
+    ),
+    "VER-046": Reject(
+        "No Sigstore bundle of the wanted identity verifies: another person, workflow or "
+        "reference, a broken chain to the trust root, or no entry in the log.",
+        "Compare identity and issuer with what the signer meant to use, then sign again.",
+    ),
     "VER-050": Reject(
         "claim.toml, the author's own file, does not say what the frozen claim says.", _EDITED
     ),
@@ -191,5 +200,9 @@ CODES: dict[str, Reject] = {
         "The file holds answers to an eval that this version does not have, so nobody can score "
         "them again. Unknown is not a pass.",
         _UPGRADE,
+    ),
+    "VER-096": Reject(
+        "A kernel cell ran from other seeds, less often, or in another regime than planned.",
+        _MEASURE,
     ),
 }

@@ -1,91 +1,37 @@
-"""Step 11: records of different kinds and stages must tell one story.
+"""Step 11: records of different kinds and stages must tell one story. Here: sessions and times.
 
 Rules judge what a run shows; these checks ask whether it can have happened at all. Each is a small
 generator over `Facts` that yields a contradiction, and the first one found refuses the file. Times
 are compared on the host's monotonic clock; a target on the fake engine has a simulated clock, so
-nothing is concluded from its step times. Read by `steps`.
+nothing is concluded from its step times. What is counted is in `counts`. Read by `steps`.
 """
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import VerificationFailed
-from fasttrack.schema import (
-    Claim,
-    FeatureRecord,
-    ItemRecord,
-    KernelRecord,
-    MonitorRecord,
-    PathRecord,
-    Record,
-    RunInfo,
-    SampleRecord,
-    SessionRecord,
-)
+from fasttrack.schema import MonitorRecord, PathRecord, Record, SampleRecord, SessionRecord
+from fasttrack.verify import counts
+from fasttrack.verify.facts import Contradiction, Facts
 
-SIMULATED_ENGINE = "fake"
 TOLERANCE = timedelta(seconds=2)
 """Between two clocks, one of which tells whole seconds; far below a session's length."""
 CLOCK_GRAIN_S = 1e-6
-SHORTEST_VECTOR = 8
-"""Step times that agree in fewer places may do so by chance on a coarse clock."""
 ORDERS = (("base", "candidate", "candidate", "base"), ("candidate", "base", "base", "candidate"))
-
-R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class Contradiction:
-    """Why a run cannot have happened as recorded, and the record that shows it."""
-
-    code: str
-    cause: str
-    at: Record
-
-
-class Facts:
-    """Everything the checks look at."""
-
-    def __init__(self, claim: Claim, run: RunInfo, records: Sequence[Record]) -> None:
-        self.claim = claim
-        self.run = run
-        self._records = records
-        self.simulated = claim.targets[run.target].engine == SIMULATED_ENGINE
-
-    def of(self, kind: type[R]) -> list[R]:
-        """Records of one kind, in file order."""
-        return [record for record in self._records if isinstance(record, kind)]
-
-    @cached_property
-    def sessions(self) -> dict[str, SessionRecord]:
-        """Sessions by name; of two with one name, the first."""
-        named: dict[str, SessionRecord] = {}
-        for record in self.of(SessionRecord):
-            named.setdefault(record.session, record)
-        return named
-
-    @cached_property
-    def samples(self) -> list[SampleRecord]:
-        """All perf samples."""
-        return self.of(SampleRecord)
 
 
 def check(bundle: Bundle, sourced: Sequence[tuple[str, Record]]) -> int:
     """Number of checks that found nothing.
 
-    Raises `VerificationFailed` VER-080..092 naming the record's file.
+    Raises `VerificationFailed` VER-080..092 or VER-096 naming the record's file.
     """
-    facts = Facts(bundle.claim, bundle.run, [record for _, record in sourced])
+    records = [record for _, record in sourced]
+    facts = Facts(bundle.claim, bundle.run, bundle.plan["amounts"], records)
     for examine in CHECKS:
         for found in examine(facts):
             name = next(name for name, record in sourced if record is found.at)
@@ -212,72 +158,6 @@ def _step_times(facts: Facts) -> Iterator[Contradiction]:
             yield Contradiction("VER-088", f"{where}: steps lie outside the session", sample)
 
 
-def _tokens(facts: Facts) -> Iterator[Contradiction]:
-    for sample in facts.samples:
-        where = f"{sample.session} {sample.cell}"
-        decoded = sum(step.decode_tokens for step in sample.steps)
-        prefilled = sum(step.prefill_tokens for step in sample.steps)
-        if sample.completed_requests > sample.planned_requests:
-            yield Contradiction("VER-089", f"{where}: more requests ended than began", sample)
-        if sample.output_tokens > decoded + sample.planned_requests:
-            # The first token of a request comes out of its last prefill step.
-            yield Contradiction(
-                "VER-089",
-                f"{where}: {sample.output_tokens} tokens from steps that decoded {decoded}",
-                sample,
-            )
-        whole = sample.completed_requests == sample.planned_requests
-        if whole and prefilled < sample.prompt_tokens - sample.cached_tokens:
-            yield Contradiction(
-                "VER-089",
-                f"{where}: {prefilled} of {sample.prompt_tokens} prompt tokens were prefilled",
-                sample,
-            )
-
-
-def _copies(facts: Facts) -> Iterator[Contradiction]:
-    seen: dict[bytes, SampleRecord] = {}
-    for sample in () if facts.simulated else facts.samples:
-        if len(sample.steps) < SHORTEST_VECTOR:
-            continue
-        times = array("d", [step.duration_s for step in sample.steps])
-        vector = hashlib.sha256(times.tobytes()).digest()
-        other = seen.setdefault(vector, sample)
-        if other is not sample:
-            yield Contradiction(
-                "VER-090",
-                f"{sample.session} {sample.cell} has the step times of {other.session} "
-                f"{other.cell}",
-                sample,
-            )
-
-
-def _repeats(facts: Facts) -> Iterator[Contradiction]:
-    keyed: list[tuple[tuple[str, ...], Record]] = [
-        *((("item", r.eval, r.item, r.arm, r.repeat), r) for r in facts.of(ItemRecord)),
-        *(
-            (("kernel", r.cell, str(r.seed), r.output, r.control or ""), r)
-            for r in facts.of(KernelRecord)
-        ),
-        *((("feature", r.feature, r.arm), r) for r in facts.of(FeatureRecord)),
-    ]
-    seen: set[tuple[str, ...]] = set()
-    for key, record in keyed:
-        if key in seen:
-            yield Contradiction("VER-091", f"recorded twice: {' '.join(key)}", record)
-        seen.add(key)
-
-
-def _own_counts(facts: Facts) -> Iterator[Contradiction]:
-    for kernel in facts.of(KernelRecord):
-        if not 0 <= kernel.repeats_equal <= kernel.repeats:
-            yield Contradiction("VER-092", f"{kernel.cell}: more repeats agree than ran", kernel)
-    for item in facts.of(ItemRecord):
-        count = len(item.token_ids)
-        if len(item.logprobs) > count or len(item.gaps) > count or not 0 <= item.score <= 1:
-            yield Contradiction("VER-092", f"{item.item}: values beyond its tokens", item)
-
-
 CHECKS: tuple[Callable[[Facts], Iterator[Contradiction]], ...] = (
     _session_names,
     _switches,
@@ -288,10 +168,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Contradiction]], ...] = (
     _cells,
     _blocks,
     _step_times,
-    _tokens,
-    _copies,
-    _repeats,
-    _own_counts,
+    *counts.CHECKS,
 )
 
 

@@ -5,7 +5,8 @@
 3.  statement   in-toto v1, this project's predicate, its subject is this manifest
 4.  envelope    DSSE around exactly these statement bytes, listing exactly these signatures
 5.  signatures  each signer's two signatures are genuine, by one key, at a possible time
-6.  identity    with `allowed_signers`: each signer is listed with that key, purpose and time
+6.  identity    with `allowed_signers`: each signer is listed with that key, purpose and time; with
+                `sigstore`: that identity signed too
 7.  frozen      claim, policy and plan are those frozen before measuring; the statement repeats them
 8.  records     every line is a record, in its stage's folder, from a unit of the plan
 9.  verdicts    the rules run again on the raw records; every stored number and word is compared
@@ -31,7 +32,16 @@ from fasttrack.bundle import layout
 from fasttrack.bundle.reader import Bundle, open_bundle
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import Claim, Outcome, Policy, Provenance, Record, RunInfo, Verdict
-from fasttrack.verify import answers, challenge, consistency, frozen, identity, recompute, signature
+from fasttrack.verify import (
+    answers,
+    challenge,
+    consistency,
+    frozen,
+    identity,
+    keyless,
+    recompute,
+    signature,
+)
 from fasttrack.verify.allowed import Allowed
 from fasttrack.verify.signature import Signer
 
@@ -90,6 +100,7 @@ class _Context:
     bundle: Bundle
     allowed: Sequence[Allowed] | None
     policy: Policy | None
+    sigstore: keyless.Wanted | None
     now: datetime
     signers: tuple[Signer, ...] = ()
     sourced: tuple[recompute.Sourced, ...] = ()
@@ -102,14 +113,15 @@ def verify(
     *,
     allowed_signers: Path | Sequence[Allowed] | None = None,
     policy: Policy | None = None,
+    sigstore: keyless.Wanted | None = None,
     now: datetime | None = None,
 ) -> Verification:
     """Check a result file from its first byte to its last number.
 
     `allowed_signers`, a file or its permissions, adds the question who signed; `policy` decides the
-    records anew under the reader's policy; `now` is the reader's clock. Raises `VerificationFailed`
-    with a code of `codes.CODES` and the file concerned as `cell`, `UsageError` USE-001 for an
-    unreadable list.
+    records anew under the reader's policy; `sigstore` demands a Sigstore identity; `now` is the
+    reader's clock. Raises `VerificationFailed` with a code of `codes.CODES` and the file concerned
+    as `cell`, `UsageError` USE-001 for an unreadable list.
     """
     given = allowed_signers
     allowed = identity.read(given) if isinstance(given, Path) else given
@@ -121,7 +133,7 @@ def verify(
                 cell=layout.MANIFEST,
                 next_step="pass the .ftb file that `fasttrack validate` names at its end",
             )
-        context = _Context(bundle, allowed, policy, now or datetime.now(UTC))
+        context = _Context(bundle, allowed, policy, sigstore, now or datetime.now(UTC))
         steps = tuple(
             Step(number, name, run(context)) for number, (name, run) in enumerate(STEPS, 1)
         )
@@ -171,11 +183,15 @@ def _signatures(context: _Context) -> str:
 
 
 def _identity(context: _Context) -> str:
+    told = [keyless.check(context.bundle, context.sigstore)]
     if context.allowed is None:
-        return "not checked: no list of allowed signers was given, so names prove nothing"
-    for signer in context.signers:
-        identity.check(signer, context.allowed)
-    return f"{len(context.signers)} of {len(context.signers)} signers are listed with their key"
+        told.insert(0, "not checked: no list of allowed signers was given, so names prove nothing")
+    else:
+        for signer in context.signers:
+            identity.check(signer, context.allowed)
+        count = len(context.signers)
+        told.insert(0, f"{count} of {count} signers are listed with their key")
+    return "; ".join(text for text in told if text)
 
 
 def _frozen(context: _Context) -> str:

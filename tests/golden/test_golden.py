@@ -3,18 +3,19 @@ making it again gives the same bytes. After a wanted change: `make golden`."""
 
 from __future__ import annotations
 
-import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parent))
-
-import build
-
 from fasttrack.verify.steps import LISTED, verify
 
 HERE = Path(__file__).resolve().parent
+# By its path: `build` is also the name of an installed package.
+SPEC = spec_from_file_location("golden_build", HERE / "build.py")
+assert SPEC is not None and SPEC.loader is not None
+build = module_from_spec(SPEC)
+SPEC.loader.exec_module(build)
 GOLDEN = sorted(HERE.glob("*.ftb"))
 LIMIT = 300_000
 

@@ -189,18 +189,20 @@ def errors(scale: float) -> ErrorStats:
     )  # fmt: skip
 
 
-def kernel_records() -> list[Record]:
-    """Two cells of one op, ten seeds, one planted fault that is far off."""
+def kernel_records(tier: Tier, first: int) -> list[Record]:
+    """Two cells of one op, the planned seeds, one planted fault that is far off."""
+    amounts = TIERS[tier]
     made: list[Record] = []
     for batch in (1, 2):
-        for seed in range(10):
+        for seed in range(amounts.seeds):
             for control, scale in ((None, 1.0 + 0.001 * seed), ("scaled_output", 500.0)):
                 made.append(
                     KernelRecord(
-                        op="mix", cell=f"mix/batch={batch}", regime={"batch": batch}, seed=seed,
-                        output="y", status="ok", control=control, stock=errors(1.0),
-                        candidate=errors(scale), rounding_rms=1e-4, repeats=300, repeats_equal=300,
-                        untouched_equal=True,
+                        op="mix", cell=f"mix/batch={batch}", regime={"batch": batch},
+                        seed=first + seed, output="y", status="ok", control=control,
+                        stock=errors(1.0), candidate=errors(scale), rounding_rms=1e-4,
+                        repeats=0 if control else amounts.repeats,
+                        repeats_equal=0 if control else amounts.repeats,
                     )
                 )  # fmt: skip
     return made
@@ -291,7 +293,7 @@ def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Recor
         if unit.stage == "isolation":
             records = isolation_records(unit.spec["check"])
         elif unit.stage == "kernels":
-            records = kernel_records()
+            records = kernel_records(info.tier, info.seed)
         elif unit.stage == "features":
             records = feature_records(clock, unit.spec["arm"])
         elif unit.stage == "evals":

@@ -7,6 +7,7 @@ attacker repairs every layer above the one that is spoilt, so that no earlier ch
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -24,7 +25,7 @@ import bundle_maker as maker
 from fasttrack.bundle import card, keys, layout, manifest, sshsig, statement
 from fasttrack.schema import Claim
 from fasttrack.schema._json import canonical_bytes, digest, loads
-from fasttrack.schema.evidence import SIGNATURE_NAMESPACE
+from fasttrack.schema.evidence import PAYLOAD_TYPE, SIGNATURE_NAMESPACE
 
 PERF = maker.unit_file("perf/block0-0-base")
 PERF_OTHER = maker.unit_file("perf/block0-1-candidate")
@@ -563,6 +564,31 @@ def challenge_of_another_nonce(lab: Lab) -> Path:
     )  # fmt: skip
 
 
+def _keyless(lab: Lab, envelope: Any) -> Path:
+    data = canonical_bytes({"dsseEnvelope": envelope, "mediaType": "application/json"})
+    return lab.archive(**{layout.keyless_name(1): data})
+
+
+def sigstore_bundle_of_another_statement(lab: Lab) -> Path:
+    """A genuine bundle of somebody's other file, moved here."""
+    payload = base64.b64encode(lab.members[layout.STATEMENT] + b" ").decode()
+    return _keyless(lab, {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": []})
+
+
+def sigstore_bundle_of_another_payload_type(lab: Lab) -> Path:
+    payload = base64.b64encode(lab.members[layout.STATEMENT]).decode()
+    return _keyless(lab, {"payload": payload, "payloadType": "text/plain", "signatures": []})
+
+
+def sigstore_bundle_without_an_envelope(lab: Lab) -> Path:
+    return _keyless(lab, None)
+
+
+def sigstore_bundle_with_junk(lab: Lab) -> Path:
+    payload = base64.b64encode(lab.members[layout.STATEMENT]).decode() + "!"
+    return _keyless(lab, {"payload": payload, "payloadType": PAYLOAD_TYPE, "signatures": []})
+
+
 # Frozen inputs ------------------------------------------------------------------------------------
 
 
@@ -859,6 +885,30 @@ def score_above_one(lab: Lab) -> Path:
     return lab.redecided(**{EVALS: lab.lines(EVALS, "item", put(score=2.0))})
 
 
+def seeds_that_went_badly_left_out(lab: Lab) -> Path:
+    data = lab.lines(KERNELS, "kernel", lambda v: [] if v["seed"] > 6 else None)
+    return lab.redecided(**{KERNELS: data})
+
+
+def seeds_chosen_after_looking(lab: Lab) -> Path:
+    data = lab.lines(KERNELS, "kernel", lambda v: v.update(seed=v["seed"] + 1000))
+    return lab.redecided(**{KERNELS: data})
+
+
+def fewer_repeats_than_planned(lab: Lab) -> Path:
+    def fewer(value: dict[str, Any]) -> None:
+        if value["control"] is None:
+            value.update(repeats=3, repeats_equal=3)
+
+    return lab.redecided(**{KERNELS: lab.lines(KERNELS, "kernel", fewer)})
+
+
+def kernel_cell_of_another_regime(lab: Lab) -> Path:
+    """The easy batch, measured again under the hard one's name."""
+    data = lab.lines(KERNELS, "kernel", put(regime={"batch": 1}))
+    return lab.redecided(**{KERNELS: data})
+
+
 def wrong_answer_scored_right(lab: Lab) -> Path:
     """Scores are raised in both arms, so that no difference shows."""
     changed = {
@@ -1006,6 +1056,10 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(signed_before_the_run, "VER-037", CARD),
     Defect(signed_in_the_future, "VER-037", CARD),
     Defect(challenge_of_another_nonce, "VER-038", CARD),
+    Defect(sigstore_bundle_of_another_statement, "VER-045", layout.keyless_name(1)),
+    Defect(sigstore_bundle_of_another_payload_type, "VER-045", layout.keyless_name(1)),
+    Defect(sigstore_bundle_without_an_envelope, "VER-045", layout.keyless_name(1)),
+    Defect(sigstore_bundle_with_junk, "VER-045", layout.keyless_name(1)),
     Defect(claim_toml_edited, "VER-050", layout.CLAIM_TOML),
     Defect(claim_changed_after_freezing, "VER-051", layout.CLAIM),
     Defect(policy_loosened, "VER-052", layout.POLICY),
@@ -1052,6 +1106,10 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(kernel_case_recorded_twice, "VER-091", KERNELS),
     Defect(more_repeats_agree_than_ran, "VER-092", KERNELS),
     Defect(score_above_one, "VER-092", EVALS),
+    Defect(seeds_that_went_badly_left_out, "VER-096", KERNELS),
+    Defect(seeds_chosen_after_looking, "VER-096", KERNELS),
+    Defect(fewer_repeats_than_planned, "VER-096", KERNELS),
+    Defect(kernel_cell_of_another_regime, "VER-096", KERNELS),
     Defect(wrong_answer_scored_right, "VER-093"),
     Defect(lost_answer_scored_right, "VER-093", EVALS),
     Defect(items_of_another_seed, "VER-094"),

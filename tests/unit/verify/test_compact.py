@@ -1,4 +1,4 @@
-"""Protects the short way of reading: what it accepts the careful parser accepts, and reads alike."""
+"""Protects the short way of reading: what it accepts the careful parser accepts, and alike."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""Step 11, second half: tokens, copies, repeats and seeds add up, and are those of the plan.
+
+Each check is a small generator over `Facts` that yields a contradiction. Read by `consistency`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+from fasttrack.schema import FeatureRecord, ItemRecord, KernelRecord, Record, SampleRecord
+from fasttrack.verify.facts import Contradiction, Facts
+
+SHORTEST_VECTOR = 8
+"""Step times that agree in fewer places may do so by chance on a coarse clock."""
+
+
+def _tokens(facts: Facts) -> Iterator[Contradiction]:
+    for sample in facts.samples:
+        where = f"{sample.session} {sample.cell}"
+        decoded = sum(step.decode_tokens for step in sample.steps)
+        prefilled = sum(step.prefill_tokens for step in sample.steps)
+        if sample.completed_requests > sample.planned_requests:
+            yield Contradiction("VER-089", f"{where}: more requests ended than began", sample)
+        if sample.output_tokens > decoded + sample.planned_requests:
+            # The first token of a request comes out of its last prefill step.
+            yield Contradiction(
+                "VER-089",
+                f"{where}: {sample.output_tokens} tokens from steps that decoded {decoded}",
+                sample,
+            )
+        whole = sample.completed_requests == sample.planned_requests
+        if whole and prefilled < sample.prompt_tokens - sample.cached_tokens:
+            yield Contradiction(
+                "VER-089",
+                f"{where}: {prefilled} of {sample.prompt_tokens} prompt tokens were prefilled",
+                sample,
+            )
+
+
+def _copies(facts: Facts) -> Iterator[Contradiction]:
+    seen: dict[bytes, SampleRecord] = {}
+    for sample in () if facts.simulated else facts.samples:
+        if len(sample.steps) < SHORTEST_VECTOR:
+            continue
+        times = array("d", [step.duration_s for step in sample.steps])
+        vector = hashlib.sha256(times.tobytes()).digest()
+        other = seen.setdefault(vector, sample)
+        if other is not sample:
+            yield Contradiction(
+                "VER-090",
+                f"{sample.session} {sample.cell} has the step times of {other.session} "
+                f"{other.cell}",
+                sample,
+            )
+
+
+def _repeats(facts: Facts) -> Iterator[Contradiction]:
+    keyed: list[tuple[tuple[str, ...], Record]] = [
+        *((("item", r.eval, r.item, r.arm, r.repeat), r) for r in facts.of(ItemRecord)),
+        *(
+            (("kernel", r.cell, str(r.seed), r.output, r.control or ""), r)
+            for r in facts.of(KernelRecord)
+        ),
+        *((("feature", r.feature, r.arm), r) for r in facts.of(FeatureRecord)),
+    ]
+    seen: set[tuple[str, ...]] = set()
+    for key, record in keyed:
+        if key in seen:
+            yield Contradiction("VER-091", f"recorded twice: {' '.join(key)}", record)
+        seen.add(key)
+
+
+def _own_counts(facts: Facts) -> Iterator[Contradiction]:
+    for kernel in facts.of(KernelRecord):
+        if not 0 <= kernel.repeats_equal <= kernel.repeats:
+            yield Contradiction("VER-092", f"{kernel.cell}: more repeats agree than ran", kernel)
+    for item in facts.of(ItemRecord):
+        count = len(item.token_ids)
+        if len(item.logprobs) > count or len(item.gaps) > count or not 0 <= item.score <= 1:
+            yield Contradiction("VER-092", f"{item.item}: values beyond its tokens", item)
+
+
+def _kernel_plan(facts: Facts) -> Iterator[Contradiction]:
+    """Each cell ran from every planned seed, as often as planned, in the regime it is named after.
+
+    A hang ends its op, so there fewer seeds are honest; a malformed case has no repeats.
+    """
+    wanted = set(range(facts.run.seed, facts.run.seed + facts.amounts["seeds"]))
+    kernels = facts.of(KernelRecord)
+    ended = {kernel.op for kernel in kernels if kernel.status == "hung"}
+    seeds: dict[str, set[int]] = defaultdict(set)
+    last: dict[str, KernelRecord] = {}
+    for kernel in kernels:
+        seeds[kernel.cell].add(kernel.seed)
+        last[kernel.cell] = kernel
+        named = {kernel.op, *(f"{key}={value}" for key, value in kernel.regime.items())}
+        if set(kernel.cell.split("/")) != named:
+            yield Contradiction("VER-096", f"{kernel.cell} ran in {sorted(named)}", kernel)
+        compared = kernel.status == "ok" and kernel.control is None
+        compared = compared and kernel.untouched_equal is None
+        if compared and kernel.repeats != facts.amounts["repeats"]:
+            yield Contradiction(
+                "VER-096",
+                f"{kernel.cell}: {kernel.repeats} repeats of {facts.amounts['repeats']}",
+                kernel,
+            )
+    for cell, kernel in last.items():
+        if not seeds[cell] <= wanted or (seeds[cell] != wanted and kernel.op not in ended):
+            yield Contradiction(
+                "VER-096", f"{cell}: {len(seeds[cell])} seeds are not the planned ones", kernel
+            )
+
+
+CHECKS: tuple[Callable[[Facts], Iterator[Contradiction]], ...] = (
+    _tokens,
+    _copies,
+    _repeats,
+    _own_counts,
+    _kernel_plan,
+)
