@@ -9,6 +9,7 @@ import typer
 
 from fasttrack import __version__
 from fasttrack.cli import common
+from fasttrack.cli.challenge import challenge
 from fasttrack.cli.diff import diff
 from fasttrack.cli.doctor import doctor
 from fasttrack.cli.explain import explain
@@ -48,7 +49,20 @@ def options(
     """Options before the command."""
 
 
-COMMANDS = (doctor, init, plan, validate, report, sign, verify, gate, diff, site, explain)
+COMMANDS = (
+    doctor,
+    init,
+    plan,
+    validate,
+    report,
+    sign,
+    verify,
+    gate,
+    challenge,
+    diff,
+    site,
+    explain,
+)
 for command in COMMANDS:
     app.command()(command)
 
