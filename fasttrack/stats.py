@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 
 def mean(values: Sequence[float]) -> float:
@@ -78,6 +79,7 @@ def t_upper_tail(t: float, df: int) -> float:
     return tail if t >= 0 else 1.0 - tail
 
 
+@cache
 def t_quantile(level: float, df: int) -> float:
     """The t with P(T > t) = `level`, 0 < level < 0.5, by bisection to full precision."""
     if not 0.0 < level < 0.5 or df < 1:
