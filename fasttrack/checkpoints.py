@@ -40,7 +40,11 @@ def ensure(checkpoint: Checkpoint, cache: Path, logs: Path) -> tuple[Path, str]:
             "ENV-004",
             f"checkpoint {checkpoint.name} at {folder} has digest {found[:12]}, the claim pins "
             f"{checkpoint.sha256[:12]}",
-            next_step=f"rm -r {folder}, then run again",
+            next_step=(
+                f"unset {variable}, or pin the new digest"
+                if given
+                else f"rm -r {folder}, then run again"
+            ),
             cell=checkpoint.name,
         )
     return folder, found
