@@ -93,9 +93,9 @@ def _judge_outputs(
             return State.INCONCLUSIVE, "NUM-SEEDS", detail, None
         broken = _error_conditions(output, group, policy)
         if broken:
-            return State.FAIL, *broken, _ratio(group, "rms")
+            return State.FAIL, *broken, math.exp(_interval(group, "rms").estimate)
         undecided = undecided or _undecided(output, group, policy)
-        ratios.append(_ratio(group, "rms"))
+        ratios.append(math.exp(_interval(group, "rms").estimate))
     if not ratios:
         return State.MISSING, "NO-RECORDS", "no output was compared", None
     if undecided:
@@ -192,17 +192,6 @@ def _bias(output: str, group: Sequence[KernelRecord], policy: Policy) -> tuple[s
 def _signed(error: ErrorStats | None) -> float:
     value = error.mean_signed if error is not None else None
     return HUGE if value is None else max(-HUGE, min(value, HUGE))
-
-
-def _ratio(group: Sequence[KernelRecord], quantity: str) -> float:
-    return math.exp(
-        stats.mean(
-            [
-                math.log(_value(r.candidate, quantity, r) / _value(r.stock, quantity, r))
-                for r in group
-            ]
-        )
-    )
 
 
 def _value(error: ErrorStats | None, quantity: str, record: KernelRecord) -> float:
