@@ -6,7 +6,7 @@ required cell without records is MISSING. Nothing here reads a file or a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -69,8 +69,3 @@ def missing(rule: str, cell: str, case: Case, stage: str, detail: str = "") -> V
         detail=detail or f"{cell} left no record",
         next=case.reproduce(stage),
     )
-
-
-def worst(values: Sequence[tuple[float, str]]) -> tuple[float, str]:
-    """The largest value with its label; (0, "") for none."""
-    return max(values, default=(0.0, ""))
