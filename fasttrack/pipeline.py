@@ -7,56 +7,27 @@ folder; a changed source, or a finished run, begins a new one. Owns no measureme
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from fasttrack import __version__, checkpoints, folders, isolation, plan, rules
+from fasttrack import __version__, checkpoints, folders, plan, rules
 from fasttrack.bundle import archive, provenance
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
 from fasttrack.claim import Frozen
-from fasttrack.correctness import features
 from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
-from fasttrack.errors import EnvironmentUnmet, FasttrackError, Interrupted, RunError
-from fasttrack.evals import run as evals
-from fasttrack.perf import sweep
+from fasttrack.errors import FasttrackError, Interrupted, RunError
 from fasttrack.report import build, markdown
-from fasttrack.schema import STAGES, FailureRecord, Outcome, Policy, Record, RunInfo, Tier, Verdict
+from fasttrack.schema import STAGES, FailureRecord, Outcome, Policy, RunInfo, Tier, Verdict
 from fasttrack.schema._json import digest
-from fasttrack.schema.record import Stage
+from fasttrack.stages import RUNNERS
 
-Runner = Callable[[Setting, Mapping[str, Any]], list[Record]]
-
-
-def _kernels(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
-    """The one stage that computes with arrays: loaded on use, so that the core needs none."""
-    for package in ("numpy", "torch"):
-        if importlib.util.find_spec(package) is None:
-            raise EnvironmentUnmet(
-                "ENV-001",
-                f"the kernels stage needs the package {package!r}",
-                next_step="pip install 'fasttrack[validate]', or --skip kernels",
-            )
-    from fasttrack.correctness import kernels
-
-    return kernels.run(setting, spec)
-
-
-RUNNERS: Mapping[Stage, Runner] = {
-    "isolation": isolation.run,
-    "kernels": _kernels,
-    "features": features.run,
-    "evals": evals.run,
-    "perf": sweep.run,
-}
 DONE = ".done"
 
 

@@ -90,32 +90,39 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     Raises `UsageError` CAS-001 when the op has no case, CAS-002 when its regimes cannot be cells.
     """
     referee, candidate = Worker(setting, "referee"), Worker(setting, "candidate")
-    op = spec["op"]
     try:
-        referee.ready()
-        if op not in referee.cases:
-            raise UsageError(
-                "CAS-001",
-                f"{setting.claim.plugin.distribution} offers no kernel case for {op!r}; it has "
-                f"{', '.join(referee.cases) or 'none'}",
-            )
-        case = referee.cases[op]
-        records: list[Record] = []
-        regimes = _checked(op, case["regimes"])
-        for index, regime in enumerate(regimes):
-            name = cell_id(op, regime)
-            if setting.cell and not fnmatch(name, setting.cell):
-                continue
-            setting.say(f"{name} ({index + 1}/{len(regimes)})")
-            for seed in range(setting.seed, setting.seed + spec["seeds"]):
-                records.extend(_cell(referee, candidate, case, name, regime, seed, spec["repeats"]))
-                if isinstance(last := records[-1], KernelRecord) and last.status == "hung":
-                    # One hang decides the op; each further one would cost a whole time-out.
-                    return records
-        return records
+        return measure(setting, spec, referee, candidate)
     finally:
         referee.close()
         candidate.close()
+
+
+def measure(
+    setting: Setting, spec: Mapping[str, Any], referee: Worker, candidate: Worker
+) -> list[Record]:
+    """All cells of one op, by children that the caller keeps. Raises as `run` does."""
+    op = spec["op"]
+    referee.ready()
+    if op not in referee.cases:
+        raise UsageError(
+            "CAS-001",
+            f"{setting.claim.plugin.distribution} offers no kernel case for {op!r}; it has "
+            f"{', '.join(referee.cases) or 'none'}",
+        )
+    case = referee.cases[op]
+    records: list[Record] = []
+    regimes = _checked(op, case["regimes"])
+    for index, regime in enumerate(regimes):
+        name = cell_id(op, regime)
+        if setting.cell and not fnmatch(name, setting.cell):
+            continue
+        setting.say(f"{name} ({index + 1}/{len(regimes)})")
+        for seed in range(setting.seed, setting.seed + spec["seeds"]):
+            records.extend(_cell(referee, candidate, case, name, regime, seed, spec["repeats"]))
+            if isinstance(last := records[-1], KernelRecord) and last.status == "hung":
+                # One hang decides the op; each further one would cost a whole time-out.
+                return records
+    return records
 
 
 def _checked(op: str, regimes: list[Any]) -> list[dict[str, int]]:

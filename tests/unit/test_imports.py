@@ -59,8 +59,8 @@ FASTTRACK = {
     "report": "errors schema bundle report",
     "verify": f"errors schema plan rules bundle report verify {LEAVES}",
     "gate": "errors schema claim bundle report verify gate",
-    "pipeline": f"{ROOM} claim plan checkpoints folders isolation correctness evals perf rules "
-    "bundle report",
+    "stages": f"{ROOM} isolation correctness evals perf",
+    "pipeline": f"{ROOM} claim plan checkpoints folders stages rules bundle report",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.
