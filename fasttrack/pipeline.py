@@ -26,6 +26,7 @@ from fasttrack.errors import FasttrackError, Interrupted, RunError
 from fasttrack.report import build, markdown
 from fasttrack.schema import STAGES, FailureRecord, Outcome, Policy, RunInfo, Tier, Verdict
 from fasttrack.schema._json import digest
+from fasttrack.schema.record import Stage
 from fasttrack.stages import RUNNERS
 
 DONE = ".done"
