@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fasttrack.correctness import case as cases
 from fasttrack.correctness.case import KernelCase, Tensors
 from fasttrack.engine.serve import Coded, serve
 
@@ -23,7 +24,7 @@ _CASES: dict[str, KernelCase] = {}
 
 
 def load(distribution: str, fallback: str | None, folder: str) -> dict[str, Any]:
-    """Cases of one distribution: op, outputs and regimes.
+    """Cases of one distribution: op, outputs, regimes, abilities and declared liberties.
 
     `fallback` (``module:function``) serves a distribution that is not installed, with `folder` on
     the path. ENG-002 when importing fails.
@@ -47,6 +48,9 @@ def load(distribution: str, fallback: str | None, folder: str) -> dict[str, Any]
                     "op": case.op,
                     "outputs": {name: list(axes) for name, axes in case.outputs.items()},
                     "regimes": [dict(regime) for regime in case.regimes()],
+                    "abilities": cases.offered(case),
+                    "in_place": cases.in_place(case),
+                    "nondeterministic": cases.nondeterministic(case),
                 }
                 for case in _CASES.values()
             ]

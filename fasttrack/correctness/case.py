@@ -3,6 +3,10 @@
 Cases are found through the entry-point group `fasttrack.cases`: each entry is a function that
 returns a list of cases. Tensors are CPU or CUDA `torch.Tensor`s on the child's side; the referee
 sees plain arrays.
+
+`KernelCase` is the whole duty. Everything below it is an ability: a member that a case has or has
+not, found by `offered`. A check that needs an ability the case lacks is told as *not offered*, in
+the records and in the report; it never counts as passed. How to write a case: docs/cases.md.
 """
 
 from __future__ import annotations
@@ -18,7 +22,12 @@ UNTOUCHED = "untouched"
 
 @runtime_checkable
 class KernelCase(Protocol):
-    """One op of the specialised path."""
+    """One op of the specialised path.
+
+    Two plain attributes, optional, declare liberties: `in_place`, the names of inputs the op may
+    change (any other input that changes is a fault), and `nondeterministic`, true for an op whose
+    bits may differ from call to call, within the spread of stock's own repeats.
+    """
 
     @property
     def op(self) -> str:
@@ -59,5 +68,118 @@ class KernelCase(Protocol):
         ...
 
     def candidate(self, inputs: Tensors) -> Tensors:
-        """Outputs of the very code the specialised path runs. May change `inputs` in place."""
+        """Outputs of the very code the specialised path runs.
+
+        Plain tensors of its own (exactly `torch.Tensor`, on the inputs' device, no views of an
+        input that is not declared `in_place`), complete when the call returns.
+        """
         ...
+
+
+@runtime_checkable
+class WithRows(Protocol):
+    """Ability `rows`: which axis of what holds independent rows (requests, tokens).
+
+    The referee then permutes the rows of the inputs (the outputs must be permuted alike), puts
+    rows of zeros, constants, tiny, denormal and outlying values among benign ones, and changes
+    single elements of them between calls.
+    """
+
+    input_rows: Mapping[str, int]
+    """Input name to its row axis: every per-request input, index tensors too; no weights, and no
+    state or cache that is found through an index tensor."""
+    output_rows: Mapping[str, int]
+    """Output name to its row axis; outputs without one are left out."""
+
+
+@runtime_checkable
+class WithPadding(Protocol):
+    """Ability `padding`: content that the op must not depend on."""
+
+    def other_padding(self, inputs: Tensors, seed: int) -> Tensors:
+        """The same rows with other content wherever nothing may be read: padding, rows and slots
+        of nobody, cache behind the lengths (e.g. finite values in place of NaN). Every output but
+        `untouched` must keep its bits."""
+        ...
+
+
+@runtime_checkable
+class WithScalars(Protocol):
+    """Ability `scalars`: values that a kernel might have frozen at its first call."""
+
+    def other_scalars(self, inputs: Tensors, seed: int) -> Tensors:
+        """Inputs of equal names, shapes and dtypes with other scalars and metadata: lengths,
+        positions, slots, scales."""
+        ...
+
+
+@runtime_checkable
+class WithNeighbours(Protocol):
+    """Ability `neighbours`: shapes beside a cell's own."""
+
+    def neighbours(self, regime: Regime) -> Sequence[Regime]:
+        """Regimes one step away, e.g. batch 7 and 9 of batch 8, on either side of a tile or page
+        edge. They run between calls of the cell itself."""
+        ...
+
+
+@runtime_checkable
+class WithFaults(Protocol):
+    """Ability `faults`: wrong results that only the case knows how to make."""
+
+    def faults(self, regime: Regime) -> Sequence[str]:
+        """Names of what `planted` can plant here, e.g. ``["wrong_expert", "last_tokens_lost"]``."""
+        ...
+
+    def planted(self, fault: str, inputs: Tensors) -> Tensors:
+        """Stock's outputs with the fault in its arithmetic: one wrong expert, the last 1 % of a
+        reduction or of the context dropped, an operand rounded to the next lower format. The cell
+        must reject it."""
+        ...
+
+
+@runtime_checkable
+class WithInto(Protocol):
+    """Ability `into`: the candidate writes into buffers of the caller."""
+
+    def candidate_into(self, inputs: Tensors, out: Tensors) -> None:
+        """As `candidate`, into `out`: tensors of stock's shapes and dtypes, all poison, with guard
+        bytes around them. Called in place of `candidate`."""
+        ...
+
+
+@runtime_checkable
+class WithWork(Protocol):
+    """Ability `work`: what a call cannot do without."""
+
+    def work(self, regime: Regime) -> Mapping[str, float]:
+        """Least ``bytes`` moved and ``flops`` done by one call: a time below what the device could
+        need for them is not believed."""
+        ...
+
+
+ABILITIES: Mapping[str, type] = {
+    "rows": WithRows,
+    "padding": WithPadding,
+    "scalars": WithScalars,
+    "neighbours": WithNeighbours,
+    "faults": WithFaults,
+    "into": WithInto,
+    "work": WithWork,
+}
+"""Name to protocol."""
+
+
+def offered(case: KernelCase) -> list[str]:
+    """Names of the abilities a case has, in the order of `ABILITIES`."""
+    return [name for name, ability in ABILITIES.items() if isinstance(case, ability)]
+
+
+def in_place(case: KernelCase) -> list[str]:
+    """Inputs the op is declared to change."""
+    return list(getattr(case, "in_place", ()))
+
+
+def nondeterministic(case: KernelCase) -> bool:
+    """Whether the op is declared to give other bits from call to call."""
+    return bool(getattr(case, "nondeterministic", False))
