@@ -13,7 +13,7 @@ class Plain:
     """The whole duty and nothing else."""
 
     op = "mix"
-    outputs: dict[str, tuple[str, ...]] = {"y": ("row", "column")}
+    outputs = {"y": ("row", "column")}  # noqa: RUF012 - part of the protocol
 
     def regimes(self) -> Any:
         return [{"batch": 1}]
