@@ -218,6 +218,14 @@ EXPLANATIONS: dict[str, Explanation] = {
         "A record file of this run folder is damaged.",
         "Move the named file away: only that unit of work is measured again.",
     ),
+    "ZOO-001": Explanation(
+        "There is no zoo of planted cheats and honest work: the self-test has nothing to judge.",
+        "Install the release's wheel, work in a checkout, or pass --zoo FOLDER.",
+    ),
+    "ZOO-002": Explanation(
+        "A plant of the zoo is malformed: its zoo.toml cannot be read, or names no code.",
+        "The message names plant and key; `fasttrack/selftest/catalogue.py` states the form.",
+    ),
     "INT-001": Explanation(
         "An error nobody foresaw: a defect of the harness.",
         "Repeat with -v and report the traceback. Records already written are kept.",

@@ -17,6 +17,7 @@ from fasttrack.cli.gate import gate
 from fasttrack.cli.init import init
 from fasttrack.cli.plan import plan
 from fasttrack.cli.report import report
+from fasttrack.cli.self_test import self_test
 from fasttrack.cli.sign import sign
 from fasttrack.cli.site import site
 from fasttrack.cli.validate import validate
@@ -51,6 +52,7 @@ def options(
 
 COMMANDS = (
     doctor,
+    self_test,
     init,
     plan,
     validate,

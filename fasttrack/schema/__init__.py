@@ -1,7 +1,15 @@
 """The nouns that travel between rooms; import them from here."""
 
 from fasttrack.schema.claim import ARMS, Arm, Cell, Claim, Policy, Sentence, Target, Tier
-from fasttrack.schema.evidence import FileEntry, Manifest, Provenance, RunInfo, Statement
+from fasttrack.schema.evidence import (
+    FileEntry,
+    Manifest,
+    PlantResult,
+    Provenance,
+    RunInfo,
+    SelfTest,
+    Statement,
+)
 from fasttrack.schema.record import (
     STAGES,
     Check,
@@ -42,11 +50,13 @@ __all__ = [
     "Outcome",
     "PathRecord",
     "PathStep",
+    "PlantResult",
     "Policy",
     "Provenance",
     "Record",
     "RunInfo",
     "SampleRecord",
+    "SelfTest",
     "Sentence",
     "SessionRecord",
     "State",

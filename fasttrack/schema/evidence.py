@@ -41,6 +41,51 @@ class Manifest(Frozen):
     )
 
 
+class PlantResult(Frozen):
+    """How one plant of the zoo was judged."""
+
+    group: Literal["cheats", "honest"]
+    name: str
+    row: int | None
+    """Row of the catalogue of cheats."""
+    code: str
+    """The code that had to refuse it; empty for honest work."""
+    state: Literal["right", "wrong", "not run"]
+    detail: str = ""
+
+
+class SelfTest(Frozen):
+    """What this harness did with planted cheats and honest work, on the machine of the run."""
+
+    harness_sha256: str
+    catalogue_sha256: str
+    plants: tuple[PlantResult, ...]
+
+    def count(self, group: str) -> tuple[int, int]:
+        """(judged right, judged) of `cheats` or `honest`; those not run count nowhere."""
+        states = [p.state for p in self.plants if p.group == group and p.state != "not run"]
+        return states.count("right"), len(states)
+
+    @property
+    def kill_rate(self) -> float:
+        """Cheats caught with the right code over cheats run; 0 when none was."""
+        right, total = self.count("cheats")
+        return right / total if total else 0.0
+
+    @property
+    def flawless(self) -> bool:
+        """Whether something of either group was run and all of it judged right."""
+        return bool(self.plants) and not any(plant.state == "wrong" for plant in self.plants)
+
+    @property
+    def sentence(self) -> str:
+        """``self-test: 41/41 cheats caught, 9/9 honest accepted, 5 not run here``."""
+        (caught, cheats), (accepted, honest) = self.count("cheats"), self.count("honest")
+        idle = sum(plant.state == "not run" for plant in self.plants)
+        told = f"self-test: {caught}/{cheats} cheats caught, {accepted}/{honest} honest accepted"
+        return told + (f", {idle} not run here" if idle else "")
+
+
 class RunInfo(Frozen):
     """`claim/run.json`: which run this is. Written when the run begins, before any measurement."""
 

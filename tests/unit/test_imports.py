@@ -60,7 +60,8 @@ FASTTRACK = {
     "verify": f"errors schema plan rules bundle report verify {LEAVES}",
     "gate": "errors schema claim bundle report verify gate",
     "stages": f"{ROOM} isolation correctness evals perf",
-    "pipeline": f"{ROOM} claim plan checkpoints folders stages rules bundle report",
+    "selftest": f"{ROOM} claim plan folders stages correctness rules bundle selftest",
+    "pipeline": f"{ROOM} selftest claim plan checkpoints folders stages rules bundle report",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.
