@@ -25,7 +25,7 @@ FAULTS = (
     *("raise_at_import", "refuse", "raise_at_start", "hang", "die", "chatter", "ignore_switch"),
     *("no_path", "prefill_specialised", "base_specialised", "wrong_token", "broken_json"),
     *("lost_stop", "ignores_seed", "no_logprobs", "stale_prefix", "shed_load", "changed_build"),
-    "slow",
+    *("slow", "falls_back_in_evals", "falls_back_above_8"),
 )
 SWITCH = "decode_backend"
 BLOCK = 128
@@ -53,6 +53,7 @@ class Backend:
         if fault is not None and fault not in FAULTS:
             raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {', '.join(FAULTS)}")
         self._fault = fault if options.get("fault_arm", "candidate") == arm else None
+        self._session = session
         self._specialised = additional_config.get(SWITCH) == "latency_specialized"
         self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
         if self._fault == "slow":
@@ -163,7 +164,7 @@ class Backend:
     def _path_step(self, rows: int, decode: int, prefill: int) -> PathStep:
         self._step += 1
         pure = decode > 0 and prefill == 0
-        specialised = self._specialised and pure and self._fault != "no_path"
+        specialised = self._specialised and pure and not self._falls_back(decode)
         specialised |= self._fault == "prefill_specialised" and not pure
         specialised |= self._fault == "base_specialised"
         return PathStep(
@@ -174,6 +175,14 @@ class Backend:
             tokens=decode + prefill,
             prefill_tokens=prefill,
             wrote={"slots": f"1-{rows}"},
+        )
+
+    def _falls_back(self, decode: int) -> bool:
+        """Planted fallbacks: everywhere, in one stage, or for large batches."""
+        return (
+            self._fault == "no_path"
+            or (self._fault == "falls_back_in_evals" and self._session.startswith("evals"))
+            or (self._fault == "falls_back_above_8" and decode > 8)
         )
 
     def _cached(self, prompt: tuple[int, ...]) -> int:

@@ -76,6 +76,7 @@ class Backend:
             raise _start_error(error) from error
         self._engine: Any = self._llm.llm_engine
         self._scheduled: list[tuple[int, int]] = []
+        self._drafted: list[int] = []
         self._watch_scheduler()
         self._count = 0
         evidence = self._evidence()
@@ -99,6 +100,7 @@ class Backend:
         names = [f"r{self._count + index}" for index in range(len(asked))]
         self._count += len(asked)
         self._scheduled.clear()
+        self._drafted.clear()
         try:
             outputs, steps = self._run(names, asked, full_decode_steps)
         except BaseException:
@@ -116,6 +118,7 @@ class Backend:
                 for entry in evidence.get("log", ())
                 if entry["path"] != "profile"
             ),
+            drafted=tuple(self._drafted),
         ).json_value()
 
     def _run(
@@ -222,6 +225,8 @@ class Backend:
         def watched(*args: Any, **kwargs: Any) -> Any:
             output = schedule(*args, **kwargs)
             if output.total_num_scheduled_tokens:
+                if output.scheduled_spec_decode_tokens:
+                    self._drafted.append(len(self._scheduled))
                 self._scheduled.append(_split(output, scheduler.requests))
             return output
 

@@ -69,6 +69,8 @@ class Generation(Frozen):
     answers: tuple[Answer, ...]
     steps: tuple[EngineStep, ...]
     path: tuple[PathStep, ...]
+    drafted: tuple[int, ...] = ()
+    """Indices of steps in which some row verified draft tokens, as the scheduler tells."""
 
 
 class Encoded(Frozen):

@@ -102,4 +102,5 @@ def path_record(
         cell=cell,
         steps=generation.path,
         scheduled=tuple((s.decode_tokens, s.prefill_tokens) for s in generation.steps),
+        drafted=generation.drafted,
     )

@@ -55,7 +55,8 @@ def _ask(
     for start in range(0, len(order), concurrency):
         chosen = order[start : start + concurrency]
         made = session.generate([Request(prompt=prompts[i], sampling=sampling) for i in chosen])
-        records.append(path_record("evals", name, arm, f"evals/{task.name}/{repeat}", made))
+        cell = f"evals/{task.name}/{repeat}/concurrency={concurrency}"
+        records.append(path_record("evals", name, arm, cell, made))
         missing = len(chosen) - len(made.answers)
         answers = [*made.answers, *([None] * missing)]
         for i, answer in zip(chosen, answers, strict=True):

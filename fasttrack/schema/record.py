@@ -94,6 +94,8 @@ class PathRecord(Frozen):
     steps: Sequence[PathStep]
     scheduled: Sequence[tuple[int, int]]
     """(decode tokens, prefill tokens) per step, from the engine's scheduler: the cross-check."""
+    drafted: Sequence[int] = ()
+    """Indices of steps in which the scheduler gave some row draft tokens to verify."""
 
 
 class ErrorStats(Frozen):

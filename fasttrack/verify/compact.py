@@ -246,6 +246,9 @@ def _parse(line: bytes) -> Record:
         else:
             keys += sum([len(step["wrote"]) for step in value["steps"]])
             lists["scheduled"] = Pairs(value.pop("scheduled"))
+            drafted = value.pop("drafted", [])
+            _check(type(drafted) is list)
+            lists["drafted"] = _integers(drafted)
             kind, steps = PathRecord, PathSteps(value.pop("steps"))
         _check(keys == line.count(b'":') and all(map(_modest, value.values())))
         lists["steps"] = steps

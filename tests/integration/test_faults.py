@@ -53,6 +53,7 @@ CELL = "decode/batch=2/context_tokens=128"
 JUDGED = (
     Judged("no_path", "features", (("PATH-NONE", "features/candidate"),)),
     Judged("no_path", "perf", (("PATH-NONE", CELL), ("SPD-SENTENCE", "sentence"))),
+    Judged("falls_back_in_evals", "evals", (("PATH-NONE", "evals/candidate"),)),
     Judged("prefill_specialised", "features", (("PATH-PREFILL", "features/candidate"),)),
     Judged(
         "base_specialised", "features", (("PATH-BASE", "features/base"),),
@@ -128,6 +129,27 @@ def test_a_fault_that_the_rules_find(case: Judged, tmp_path: Path) -> None:
     assert ran.json["outcome"]["state"] == {1: "FAIL", 3: "INCONCLUSIVE"}[case.status]
 
 
+def test_a_fallback_shows_in_exactly_its_cells(tmp_path: Path) -> None:
+    grid = ("batch = [2]", "batch = [2, 8, 16]")
+    optimization(tmp_path, fault="falls_back_above_8")
+    claim = tmp_path / "demo" / "claim.toml"
+    claim.write_text(claim.read_text().replace(*grid))
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "evals", "--only", "perf", "--json")
+    assert ran.status == 1, ran.err
+    cell = "decode/batch=16/context_tokens=128"
+    found = {(item["code"], item["cell"]) for item in ran.json["open"]}
+    assert {key for key in found if key[0].startswith(("PATH", "SPD"))} == {
+        ("PATH-NONE", "evals/candidate/recall/main/concurrency=12/rows=9-16"),
+        ("PATH-NONE", f"perf/candidate/{cell}"),
+        ("PATH-NONE", cell),
+        ("SPD-SENTENCE", "sentence"),
+    }
+    # Declared by a grid that ends at 8, the same behaviour is within the claim.
+    claim.write_text(claim.read_text().replace("[2, 8, 16]", "[2, 8]"))
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "evals", "--only", "perf", "--json")
+    assert ran.status == 0, ran.err
+
+
 def test_stray_output_does_no_harm(tmp_path: Path) -> None:
     optimization(tmp_path, fault="chatter")
     ran = fasttrack(tmp_path, "validate", "demo", "--only", "features", "--only", "evals", "--json")
@@ -146,5 +168,5 @@ def test_a_real_gain_is_found(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_tried() -> None:
-    tried = {case.fault for case in (*STOPPED, *JUDGED)} | {"chatter"}
+    tried = {case.fault for case in (*STOPPED, *JUDGED)} | {"chatter", "falls_back_above_8"}
     assert tried == set(FAULTS)

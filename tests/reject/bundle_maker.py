@@ -216,11 +216,12 @@ def feature_records(clock: Clock, arm: Arm) -> list[Record]:
         ok = Check(name="works", relation="equal", observed=True, bound=True)
         ran = steps(clock, arm, 2, 40)
         return [
-            path("features", name, arm, "features/all", ran),
-            *(
-                FeatureRecord(feature=feature, arm=arm, status="observed", checks=(ok,))
-                for feature in Policy().required_features
-            ),
+            record
+            for feature in Policy().required_features
+            for record in (
+                path("features", name, arm, f"features/{feature}", ran),
+                FeatureRecord(feature=feature, arm=arm, status="observed", checks=(ok,)),
+            )
         ]
 
     return session(clock, "features", name, arm, body)
@@ -235,7 +236,7 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
 
     def body() -> list[Record]:
         made: list[Record] = [
-            path("evals", name, arm, "evals/recall/main", steps(clock, arm, 4, 90))
+            path("evals", name, arm, "evals/recall/main/concurrency=4", steps(clock, arm, 4, 90))
         ]
         for repeat in ("main", "control") if arm == "base" else ("main",):
             for index, item in enumerate(items):

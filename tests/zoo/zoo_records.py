@@ -213,7 +213,8 @@ def features(names: Sequence[str] = FEATURES) -> list[Record]:
     made: list[Record] = []
     for arm in ("base", "candidate"):
         made += [feature(name, arm) for name in names]
-        made += [session("features", f"features-{arm}", arm), path("features", arm)]
+        made += [path("features", arm, cell=f"features/{name}") for name in names]
+        made.append(session("features", f"features-{arm}", arm))
     return made
 
 
@@ -268,6 +269,7 @@ def path(
     name: str = "",
     cell: str = "features/x",
     steps: Sequence[PathStep] | None = None,
+    drafted: Sequence[int] = (),
 ) -> PathRecord:
     """The step log of a call; `steps` replaces what the optimization tells."""
     honest = [path_step(arm, d, p, index) for index, (d, p) in enumerate(scheduled)]
@@ -278,6 +280,7 @@ def path(
         cell=cell,
         steps=honest if steps is None else steps,
         scheduled=tuple(scheduled),
+        drafted=drafted,
     )
 
 
@@ -333,7 +336,8 @@ def evals(records: Sequence[Record] | None = None) -> list[Record]:
     """The stage: answers, sessions and paths."""
     made: list[Record] = list(answers() if records is None else records)
     for arm in ("base", "candidate"):
-        made += [session("evals", f"evals-{arm}", arm), path("evals", arm, cell="evals/recall")]
+        cell = "evals/recall/main/concurrency=8"
+        made += [session("evals", f"evals-{arm}", arm), path("evals", arm, cell=cell)]
     return made
 
 

@@ -43,6 +43,7 @@ def plain(record: Record) -> Any:
         names = ("step", "path", "reason", "requests", "tokens", "prefill_tokens", "wrote")
         value["steps"] = [[getattr(step, name) for name in names] for step in record.steps]
         value["scheduled"] = [tuple(pair) for pair in record.scheduled]
+        value["drafted"] = list(record.drafted)
     elif isinstance(record, ItemRecord):
         for name in ("token_ids", "logprobs", "gaps"):
             value[name] = list(getattr(record, name))
@@ -139,6 +140,11 @@ def test_unusual_samples_read_alike(old: bytes, new: bytes) -> None:
         (b'"scheduled":[', b'"scheduled":[[1,"2"],'),
         (b'"scheduled":[', b'"scheduled":[[1,2.0],'),
         (b'"scheduled":[', b'"scheduled":[{"a":1,"b":2},'),
+        (b'"drafted":[]', b'"drafted":[1,300]'),
+        (b'"drafted":[]', b'"drafted":[1,"2"]'),
+        (b'"drafted":[]', b'"drafted":""'),
+        (b'"drafted":[]', b'"drafted":null'),
+        (b'"drafted":[],', b""),
     ],
 )
 def test_unusual_paths_read_alike(old: bytes, new: bytes) -> None:

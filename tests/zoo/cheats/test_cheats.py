@@ -123,7 +123,7 @@ NUMERICS = (
 
 
 def logged(name: str, stage: Any, arm: Any, steps: Sequence[Any], reason: str, says: str = "",
-           state: State = State.FAIL) -> Cheat:  # fmt: skip
+           state: State = State.FAIL, where: str = "") -> Cheat:  # fmt: skip
     """A step log that tells something else."""
     records = [
         zoo.path(stage, arm, name=r.session, cell=r.cell, steps=steps)
@@ -131,7 +131,7 @@ def logged(name: str, stage: Any, arm: Any, steps: Sequence[Any], reason: str, s
         else r
         for r in zoo.honest_run()
     ]
-    return Cheat(name, records, f"{stage}/{arm}", state, reason, says)
+    return Cheat(name, records, f"{stage}/{arm}{where}", state, reason, says)
 
 
 def steps(arm: Any, **changes: dict[str, Any]) -> list[Any]:
@@ -153,10 +153,21 @@ PATH = (
            "PATH-PREFILL", "first at step 2"),
     logged("base_is_specialised_too", "evals", "base", steps("base", s4=FAST), "PATH-BASE"),
     logged("falls_back_now_and_then", "evals", "candidate", steps("candidate", s4=STOCK),
-           "PATH-FALLBACK", "1 pure decode steps ran stock, first: dtype"),
+           "PATH-FALLBACK", "1 pure decode steps ran stock, 1 did not: 1x dtype",
+           where="/recall/main/concurrency=8/rows=2-8"),
+    logged("falls_back_for_more_than_one_row", "evals", "candidate",
+           steps("candidate", s3=STOCK, s4=STOCK), "PATH-NONE",
+           "2 decode steps, none specialised: 2x dtype", State.NOT_EXERCISED,
+           where="/recall/main/concurrency=8/rows=2-8"),
+    Cheat("feature_without_a_log",
+          without(lambda r: isinstance(r, PathRecord) and r.cell == "features/sampling"),
+          "features/candidate/sampling", State.NOT_EXERCISED, "PATH-NONE", "no path evidence"),
+    logged("decode_told_as_prefill", "evals", "candidate",
+           steps("candidate", s4=STOCK | {"prefill_tokens": 2}), "PATH-MISMATCH",
+           "step 4 prefilled 0 tokens, the log says 2"),
     logged("log_of_fewer_tokens", "features", "candidate",
            steps("candidate", s1={"tokens": 31, "prefill_tokens": 31}), "PATH-MISMATCH",
-           "features/x"),
+           "scheduler ran 6 steps"),
     logged("log_of_fewer_steps", "features", "candidate", steps("candidate")[:-1],
            "PATH-MISMATCH", "6 steps of 118 tokens, the log has 5 of 117"),
     logged("prefill_told_as_decode", "features", "candidate",
