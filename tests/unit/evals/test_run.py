@@ -46,7 +46,10 @@ def test_the_control_runs_in_smaller_batches_and_another_order(tmp_path: Path) -
     assert {r.concurrency for r in control} == {run.CONTROL_CONCURRENCY}
     assert [r.item for r in control] == [r.item for r in main][::-1]
     paths = [r for r in base if isinstance(r, PathRecord)]
-    assert [p.cell for p in paths] == ["evals/recall/main"] + ["evals/recall/control"] * 3
+    assert [p.cell for p in paths] == [
+        "evals/recall/main/concurrency=5",
+        *["evals/recall/control/concurrency=2"] * 3,
+    ]
 
 
 def test_a_lost_answer_is_recorded_and_not_dropped(tmp_path: Path) -> None:
