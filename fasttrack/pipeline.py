@@ -64,6 +64,8 @@ class Options:
     fresh: bool = False
     command: tuple[str, ...] = ()
     policy: Policy = field(default_factory=Policy)
+    base: str | None = None
+    """Reference of the protected branch that the change is compared with."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             timeout_s=options.timeout_s,
             say=watcher.say,
             cell=options.cell,
+            base=options.base,
         )
         try:
             _measure(run, setting, made, info.stages, watcher)
@@ -135,6 +138,7 @@ def _folder(frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: s
             "plan": made.json_value(),
             "stages": list(options.stages),
             "cell": options.cell,
+            "base": options.base,
             "policy": options.policy.digest(),
             "source": folders.digest(frozen.folder.resolve()),
             "harness": provenance.harness_digest(),

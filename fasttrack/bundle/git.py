@@ -111,6 +111,29 @@ class Repository:
         ]
         return len(entries) - len(own)
 
+    def edited(self, commit: str) -> dict[str, str]:
+        """Path to letter (as `changed`; A for untracked) of what differs from a commit now.
+
+        What the repository ignores is left out; the working tree, not the index, counts.
+        """
+        raw = self._git(
+            "diff", "-z", "--no-renames", "--no-ext-diff", "--no-textconv", "--name-status",
+            commit, "--", ":/",
+        )  # fmt: skip
+        fields = raw.split(b"\0")[:-1]
+        found = {
+            os.fsdecode(path): letter.decode("ascii")[0]
+            for letter, path in zip(fields[::2], fields[1::2], strict=True)
+        }
+        new = self._git(
+            "ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", ":/"
+        )
+        return found | {os.fsdecode(path): "A" for path in new.split(b"\0")[:-1]}
+
+    def top(self) -> Path:
+        """The folder that paths are relative to; an error for a bare repository."""
+        return Path(os.fsdecode(self._git("rev-parse", "--show-toplevel").rstrip(b"\n")))
+
     def read(self, blob: Blob, limit: int) -> bytes:
         """Content of one file of at most `limit` bytes."""
         for _, size, chunks in self.contents([blob.oid]):

@@ -45,6 +45,13 @@ def validate(
         str | None,
         typer.Option(help="Only cells whose name matches this glob; implies not admissible."),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Branch the change is compared with. Default: the pull request's, or the default "
+            "branch."
+        ),
+    ] = None,
     policy: PolicyOption = None,
     key: Annotated[
         Path | None,
@@ -87,6 +94,7 @@ def validate(
         fresh=fresh,
         command=("fasttrack", *sys.argv[1:]),
         policy=load_policy(policy),
+        base=base,
     )
     bar = Bar()
     try:

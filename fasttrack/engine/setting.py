@@ -36,6 +36,8 @@ class Setting:
     """Tells the user what is going on, in a few words."""
     cell: str | None = None
     """Glob over cell names for authors; None measures all."""
+    base: str | None = None
+    """Reference of the protected branch; None: as CI says, else the default branch."""
 
     @property
     def target(self) -> Target:

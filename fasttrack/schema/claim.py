@@ -213,6 +213,30 @@ class Features(Frozen):
     refused: Mapping[str, str] = Field(default_factory=dict)
 
 
+StaticCode = Literal["ISO-IMPORT", "ISO-PATCH", "ISO-ENV", "ISO-TORCH"]
+
+
+class Exemption(Frozen):
+    """A finding of the source scan that the author declares, with a sentence for the reader.
+
+    It is shown in every report, and sets the finding aside only as far as policy lets its code be
+    declared. Nothing that differs at run time can be declared away.
+    """
+
+    code: StaticCode
+    path: str = Field(min_length=1)
+    """Glob over files, relative to the repository root."""
+    what: str = "*"
+    """Glob over what the finding names, e.g. ``torch.set_num_threads``."""
+    why: str = Field(min_length=20, max_length=400)
+
+
+class Isolation(Frozen):
+    """What the author has to say about the isolation stage."""
+
+    exempt: tuple[Exemption, ...] = ()
+
+
 class Claim(Frozen):
     """An optimization's claim, as frozen before measuring."""
 
@@ -225,6 +249,7 @@ class Claim(Frozen):
     plugin: Plugin
     speed: Speed
     features: Features = Features()
+    isolation: Isolation = Isolation()
     targets: Mapping[Name, Target] = Field(min_length=1)
 
     model_config = ConfigDict(
@@ -239,6 +264,15 @@ class Claim(Frozen):
 def _cells(grid: Grid) -> Iterator[Cell]:
     for workload, context, batch in product(grid.workload, grid.context_tokens, grid.batch):
         yield Cell(workload=workload, batch=batch, context_tokens=context)
+
+
+class IsolationPolicy(Frozen):
+    """What a change may do outside its own model."""
+
+    exemptible: tuple[StaticCode, ...] = ("ISO-IMPORT", "ISO-ENV", "ISO-TORCH")
+    """Findings of the source scan that a claim may declare."""
+    allowed_paths: tuple[str, ...] = ()
+    """Globs of protected files that a change may touch all the same."""
 
 
 class NumericsPolicy(Frozen):
@@ -295,6 +329,7 @@ class Policy(Frozen):
 
     schema_: Literal["fasttrack.policy/v1"] = Field(default="fasttrack.policy/v1", alias="schema")
     version: int = 1
+    isolation: IsolationPolicy = IsolationPolicy()
     numerics: NumericsPolicy = NumericsPolicy()
     speed: SpeedPolicy = SpeedPolicy()
     quality: QualityPolicy = QualityPolicy()

@@ -151,13 +151,27 @@ class FeatureRecord(Frozen):
     message: str = ""
 
 
+class IsolationFinding(Frozen):
+    """One place, file or name that is not as stock has it."""
+
+    code: str
+    """Key of `REASONS`."""
+    where: str
+    """``path:line``, a path, or ``module:name`` of loaded code."""
+    what: str
+    why: str
+    exempt: str = ""
+    """The claim's sentence that declares it; empty where it declares none."""
+
+
 class IsolationRecord(Frozen):
-    """One isolation check."""
+    """What the isolation stage saw of one subject."""
 
     kind: Literal["isolation"] = "isolation"
     subject: str
     checks: Sequence[Check]
     message: str = ""
+    findings: Sequence[IsolationFinding] = ()
 
 
 class ItemRecord(Frozen):

@@ -86,6 +86,37 @@ REASONS: dict[str, Explanation] = {
         "Files outside the claimed scope changed.",
         "Narrow the change or widen [scope].paths on purpose.",
     ),
+    "ISO-PROTECTED": Explanation(
+        "The change touches a component that every model shares (input preparation, sampling, "
+        "KV-cache management, scheduler, registries), another model, or the harness itself. A "
+        "claim's scope cannot allow that.",
+        "Move the work into the optimization's own files. A maintainer can allow a path under "
+        "[isolation] allowed_paths of the policy.",
+    ),
+    "ISO-IMPORT": Explanation(
+        "Importing a file of the optimization does more than define things: it calls, writes, "
+        "starts something, or loads code that a reader of the source cannot see.",
+        "Move it into the function that the switch guards. A call that is harmless can be declared "
+        "under [[isolation.exempt]] with a sentence; the run-time comparison still decides.",
+    ),
+    "ISO-PATCH": Explanation(
+        "The source replaces or changes something of another package: an attribute, a registry's "
+        "entry, a module, an object that was not handed to it.",
+        "Use the engine's own extension points (register a model, return an attention backend). "
+        "Only policy can make this code exemptible.",
+    ),
+    "ISO-ENV": Explanation(
+        "The source changes the environment or another setting of the whole process.",
+        "Pass the value as an argument, or set it back in a `finally` around the one use.",
+    ),
+    "ISO-TORCH": Explanation(
+        "The source changes a global setting of torch, or an operator that other models use.",
+        "Set it in a context manager of its own that sets it back, inside the switched path.",
+    ),
+    "ISO-DECLARED": Explanation(
+        "Policy lets all findings be: the claim declares them, or policy names the files.",
+        "Nothing to do; the report lists them, with the author's sentences.",
+    ),
     "NUM-RATIO": Explanation(
         "The candidate's error against the fp64 reference is a larger multiple of the stock op's "
         "own error than policy allows.",

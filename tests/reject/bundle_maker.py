@@ -33,6 +33,7 @@ from fasttrack.evals.tasks.recall import TASK as RECALL
 from fasttrack.plan import TIERS
 from fasttrack.report import markdown
 from fasttrack.report.build import build
+from fasttrack.rules.isolation import UNITS
 from fasttrack.schema import (
     Arm,
     Check,
@@ -174,11 +175,9 @@ def path(stage: Stage, name: str, arm: Arm, cell: str, ran: list[EngineStep]) ->
 
 
 def isolation_records(check: str) -> list[Record]:
-    """One subject, nothing found."""
-    found = Check(name="files_outside_scope", relation="equal", observed=0, bound=0)
-    if check != "scope":
-        found = Check(name="tokens_equal", relation="equal", observed=True, bound=True)
-    return [IsolationRecord(subject=check, checks=(found,))]
+    """All subjects of a unit, nothing found."""
+    found = Check(name="compared", relation="equal", observed=1, bound=1)
+    return [IsolationRecord(subject=name, checks=(found,)) for name in UNITS[check]]
 
 
 def errors(scale: float) -> ErrorStats:

@@ -50,7 +50,7 @@ FASTTRACK = {
     "plan": "errors schema",
     "checkpoints": "errors schema folders",
     "scaffold": "errors schema",
-    "isolation": f"{ROOM} folders isolation",
+    "isolation": f"{ROOM} folders bundle.git isolation",
     "correctness": f"{ROOM} correctness",
     "evals": f"{ROOM} evals",
     "perf": f"{ROOM} perf",

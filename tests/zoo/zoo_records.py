@@ -37,7 +37,7 @@ from fasttrack.schema import (
     Tier,
     Verdict,
 )
-from fasttrack.schema.record import Stage
+from fasttrack.schema.record import IsolationFinding, Stage
 
 SWITCH = {"base": "auto", "candidate": "latency_specialized"}
 WINDOW = 12
@@ -118,8 +118,13 @@ def found(verdicts: Iterable[Verdict], cell: str) -> Verdict:
 
 
 def isolation(**broken: Any) -> list[Record]:
-    """Both subjects; `broken` replaces what a check observed, by its name."""
-    bounds = {"scope": {"files_outside_scope": 0}, "neighbour": {"tokens_equal": 4, "ops": "a1"}}
+    """All subjects; `broken` replaces what a check observed, by its name, and `found` adds
+    (subject, finding) pairs."""
+    found: Sequence[tuple[str, IsolationFinding]] = broken.pop("found", ())
+    source = ("scope", "protected", "imports", "patches", "environment", "torch")
+    bounds = {name: {"files": 3} for name in source} | {
+        "neighbour": {"tokens_equal": 4, "ops": "a1"}
+    }
     return [
         IsolationRecord(
             subject=subject,
@@ -127,9 +132,15 @@ def isolation(**broken: Any) -> list[Record]:
                 Check(name=n, relation="equal", observed=broken.get(n, bound), bound=bound)
                 for n, bound in named.items()
             ],
+            findings=[finding for name, finding in found if name == subject],
         )
         for subject, named in bounds.items()
     ]
+
+
+def finding(code: str, where: str = "zoo/ops.py:7", exempt: str = "") -> IsolationFinding:
+    """Something the isolation stage found."""
+    return IsolationFinding(code=code, where=where, what="planted", why="it is", exempt=exempt)
 
 
 def errors(scale: float = 1.0, **changes: Any) -> ErrorStats:

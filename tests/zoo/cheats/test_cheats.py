@@ -383,16 +383,32 @@ SPEED = (
 
 # Isolation
 
+
+def isolated(name: str, subject: str, code: str, where: str = "zoo/ops.py:7",
+             exempt: str = "") -> Cheat:  # fmt: skip
+    """A finding of the isolation stage."""
+    found = [(subject, zoo.finding(code, where, exempt))]
+    return Cheat(name, zoo.honest_run(isolation=zoo.isolation(found=found)), subject, State.FAIL,
+                 code, f"{where}: planted")  # fmt: skip
+
+
 ISOLATION = (
-    Cheat("file_outside_scope", zoo.honest_run(isolation=zoo.isolation(files_outside_scope=1)),
-          "scope", State.FAIL, "ISO-SCOPE", "files_outside_scope: 1"),
+    isolated("scope_escape", "scope", "ISO-SCOPE", "other/x.py"),
+    isolated("protected_component", "protected", "ISO-PROTECTED", "vllm/v1/sample/sampler.py"),
+    isolated("import_side_effect", "imports", "ISO-IMPORT"),
+    isolated("monkey_patches_sampler", "patches", "ISO-PATCH"),
+    isolated("env_write", "environment", "ISO-ENV"),
+    isolated("torch_flag", "torch", "ISO-TORCH"),
+    isolated("declares_what_policy_does_not_let_be", "patches", "ISO-PATCH", exempt="It is so."),
+    Cheat("no_file_read", zoo.honest_run(isolation=zoo.isolation(files=0)), "imports", State.FAIL,
+          "ISO-IMPORT", "files: 0"),
     Cheat("neighbour_changed", zoo.honest_run(isolation=zoo.isolation(tokens_equal=3)),
           "neighbour", State.FAIL, "ISO-DIFF", "tokens_equal: 3"),
     Cheat("op_registered", zoo.honest_run(isolation=zoo.isolation(ops="b2")), "neighbour",
           State.FAIL, "ISO-DIFF", "ops: 'b2'"),
     Cheat("value_gone", zoo.honest_run(isolation=zoo.isolation(ops=None)), "neighbour",
           State.FAIL, "ISO-DIFF", "ops: None"),
-    Cheat("never_checked", zoo.honest_run(isolation=zoo.isolation()[:1]), "neighbour",
+    Cheat("never_checked", zoo.honest_run(isolation=zoo.isolation()[:-1]), "neighbour",
           State.MISSING, "NO-RECORDS"),
 )  # fmt: skip
 
@@ -419,7 +435,7 @@ def test_names_are_unique() -> None:
 def test_every_reason_of_the_rules_has_a_cheat() -> None:
     planted = {cheat.reason for cheat in CHEATS}
     by_stages = {"RUN-PARTIAL"}
-    good = {"OK", "FEAT-DECLARED", "SPD-FASTER"}
+    good = {"OK", "FEAT-DECLARED", "ISO-DECLARED", "SPD-FASTER"}
     assert planted | by_stages | good == set(REASONS)
 
 

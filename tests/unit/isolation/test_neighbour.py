@@ -1,5 +1,4 @@
-"""Protects the isolation stage: files outside the scope are named, and a neighbour that changes
-with the plugin is seen to."""
+"""Protects the isolation stage at run time: a neighbour that changes with the plugin is seen to."""
 
 from __future__ import annotations
 
@@ -16,49 +15,9 @@ from fasttrack.engine.setting import Setting
 from fasttrack.schema import IsolationRecord
 
 
-def scope(folder: Path, *patterns: str) -> IsolationRecord:
-    """The scope check of a repository that holds the optimization `zoo`."""
-    chosen = local_engine.setting(folder)
-    claim = chosen.claim.model_copy(
-        update={"scope": chosen.claim.scope.model_copy(update={"paths": patterns})}
-    )
-    (record,) = isolation.run(dataclasses.replace(chosen, claim=claim), {"check": "scope"})
-    assert isinstance(record, IsolationRecord)
-    return record
-
-
 def holds(record: IsolationRecord) -> bool:
     """Whether all checks hold."""
     return all(check.holds for check in record.checks)
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A repository with the optimization and a stranger's file."""
-    for name in (".git/HEAD", "other/x.py", "zoo/claim.toml", "zoo/zoo/ops.py"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return tmp_path
-
-
-def test_files_in_scope(repository: Path) -> None:
-    assert holds(scope(repository, "zoo/**"))
-    assert holds(scope(repository, "zoo/*.toml", "zoo/zoo/*"))
-
-
-def test_a_file_outside_the_scope_is_named(repository: Path) -> None:
-    record = scope(repository, "zoo/zoo/**")
-    assert not holds(record)
-    assert record.message == "zoo/claim.toml"
-
-
-def test_a_scope_without_files_proves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "zoo").mkdir()
-    assert not holds(scope(tmp_path, "zoo/**"))
-
-
-# The neighbour
 
 
 @dataclasses.dataclass(frozen=True)

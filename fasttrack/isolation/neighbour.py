@@ -1,46 +1,19 @@
-"""Stage 2: the optimization's files lie in scope, and with the switch off everything is stock.
+"""With the switch off everything is stock.
 
-Checks: `scope` compares the optimization's files with the claimed patterns; `neighbour` boots an
-unrelated model with and without the plugin and compares tokens, registered ops, architectures,
-torch flags and the environment.
+Boots an unrelated model with and without the plugin and compares tokens, registered ops,
+architectures, torch flags and the environment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatch
-from typing import Any
-
 from fasttrack.engine.base import Launch, Request, Sampling, SessionInfo
 from fasttrack.engine.setting import Setting
-from fasttrack.folders import repository_root, source_files
 from fasttrack.schema import Check, IsolationRecord, Record
 
 
-def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
-    """Measure one check of the stage."""
-    if spec["check"] == "scope":
-        return [_scope(setting)]
+def run(setting: Setting) -> list[Record]:
+    """The record of the subject `neighbour`."""
     return [_neighbour(setting)]
-
-
-def _scope(setting: Setting) -> IsolationRecord:
-    folder = setting.folder.resolve()
-    root = repository_root(folder)
-    names = [path.relative_to(root).as_posix() for path in source_files(folder)]
-    outside = [
-        name
-        for name in names
-        if not any(fnmatch(name, pattern) for pattern in setting.claim.scope.paths)
-    ]
-    return IsolationRecord(
-        subject="scope",
-        checks=(
-            Check(name="files", relation="at_least", observed=len(names), bound=1),
-            Check(name="files_outside_scope", relation="equal", observed=len(outside), bound=0),
-        ),
-        message=", ".join(outside[:20]),
-    )
 
 
 def _neighbour(setting: Setting) -> IsolationRecord:
