@@ -197,6 +197,11 @@ EXPLANATIONS: dict[str, Explanation] = {
         "The optimization refused the requested configuration at start-up.",
         "Its own list of reasons is quoted in full.",
     ),
+    "ENG-008": Explanation(
+        "A child process that runs code under test reached its memory limit.",
+        "The limit is half of the memory that was free when it started. Shrink the case's inputs, "
+        "or look for an allocation that grows from call to call.",
+    ),
     "CAS-001": Explanation(
         "The optimization offers no kernel cases, or not for every op its claim names.",
         "Add a KernelCase per op and list it under the entry point `fasttrack.cases`.",

@@ -1,33 +1,61 @@
 """Child of the kernel referee: runs an optimization's cases on demand.
 
-The referee starts two of these: one makes inputs, reference and stock outputs, the other only ever
-sees inputs and returns candidate outputs. Arrays travel as blobs beside a description.
+The referee starts two of these. One makes inputs, reference and stock outputs; the other only ever
+sees inputs and returns candidate outputs. Either holds the inputs of one cell; a call of the
+candidate is three requests: `ready` (inputs into buffers), `go` (the call, clocked by the referee)
+and `fetch` (what was copied when the call returned).
+
+This process runs code under test, so nothing it says of itself is believed: inputs of a call are
+named after the one before has returned, and all comparing and clocking is done by the referee.
 """
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-import numpy as np
 import torch
 
 from fasttrack.correctness import case as cases
+from fasttrack.correctness.buffers import Buffer, Form, Slots, unfit
 from fasttrack.correctness.case import KernelCase, Tensors
+from fasttrack.correctness.device import DEVICES, Device
+from fasttrack.correctness.jitter import Jitter
 from fasttrack.engine.serve import Coded, serve
 
-_CASES: dict[str, KernelCase] = {}
+Described = Sequence[Mapping[str, Any]]
+PARTS = ("reference", "stock", "stock_variant")
+EXHAUSTED = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
 
 
-def load(distribution: str, fallback: str | None, folder: str) -> dict[str, Any]:
+class State:
+    """What this child keeps between requests."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.cases: dict[str, KernelCase] = {}
+        self.slots = Slots(device)
+        self.held: dict[str, tuple[Form, bytes]] = {}
+        self.wanted: dict[str, Form] = {}
+        self.buffers: dict[str, Buffer] = {}
+        self.content: dict[str, tuple[Form, bytes]] = {}
+        self.out: dict[str, Buffer] = {}
+        self.outputs: Tensors = {}
+        self.copies: tuple[list[dict[str, Any]], list[bytes]] = ([], [])
+        self.jitter = Jitter()
+
+
+_STATE = State(DEVICES["cpu"]())
+
+
+def load(distribution: str, fallback: str | None, folder: str, guarded: bool) -> dict[str, Any]:
     """Cases of one distribution: op, outputs, regimes, abilities and declared liberties.
 
     `fallback` (``module:function``) serves a distribution that is not installed, with `folder` on
-    the path. ENG-002 when importing fails.
+    the path; `guarded` bounds this process's memory. ENG-002 when importing fails.
     """
     torch.set_num_threads(1)
     try:
@@ -41,83 +69,206 @@ def load(distribution: str, fallback: str | None, folder: str) -> dict[str, Any]
             module, _, name = fallback.partition(":")
             factories = [getattr(import_module(module), name)]
         for factory in factories:
-            _CASES.update({case.op: case for case in factory()})
-        return {
-            "cases": [
-                {
-                    "op": case.op,
-                    "outputs": {name: list(axes) for name, axes in case.outputs.items()},
-                    "regimes": [dict(regime) for regime in case.regimes()],
-                    "abilities": cases.offered(case),
-                    "in_place": cases.in_place(case),
-                    "nondeterministic": cases.nondeterministic(case),
-                }
-                for case in _CASES.values()
-            ]
-        }
+            _STATE.cases.update({case.op: case for case in factory()})
+        told = [_told(case) for case in _STATE.cases.values()]
     except BaseException as error:
         raise Coded("ENG-002", f"{type(error).__name__}: {error}") from error
+    if guarded:
+        _STATE.device.limit_memory()
+    return {"cases": told, "peaks": list(_STATE.device.peaks())}
+
+
+def _told(case: KernelCase) -> dict[str, Any]:
+    return {
+        "op": case.op,
+        "outputs": {name: list(axes) for name, axes in case.outputs.items()},
+        "regimes": [dict(regime) for regime in case.regimes()],
+        "abilities": cases.offered(case),
+        "in_place": cases.in_place(case),
+        "nondeterministic": cases.nondeterministic(case),
+        **{name: dict(getattr(case, name, {})) for name in ("input_rows", "output_rows")},
+    }
+
+
+def ask(op: str, regime: dict[str, int]) -> dict[str, Any]:
+    """What a case's abilities say of one regime."""
+    case = _STATE.cases[op]
+    told: dict[str, Any] = {"neighbours": [], "faults": [], "work": {}}
+    if isinstance(case, cases.WithNeighbours):
+        told["neighbours"] = [dict(one) for one in case.neighbours(regime)]
+    if isinstance(case, cases.WithFaults):
+        told["faults"] = [str(fault) for fault in case.faults(regime)]
+    if isinstance(case, cases.WithWork):
+        told["work"] = {name: float(value) for name, value in case.work(regime).items()}
+    return told
+
+
+# Both: inputs
 
 
 def inputs(op: str, regime: dict[str, int], seed: int) -> tuple[dict[str, Any], list[bytes]]:
-    """Seeded inputs of one cell."""
-    return _pack(_CASES[op].inputs(regime, seed))
+    """Seeded inputs of one cell, held from now on."""
+    return _hold(_pack(_STATE.cases[op].inputs(regime, seed)))
 
 
-def run(
-    op: str,
-    what: str,
-    arrays: Sequence[dict[str, Any]],
-    repeats: int = 0,
-    blobs: Sequence[bytes] = (),
-) -> tuple[dict[str, Any], list[bytes]]:
-    """One of reference, stock, stock_variant, candidate on given inputs, each time on fresh copies.
-
-    Repeats return digests of their outputs, in addition to the first call's outputs.
-    """
-    if what not in ("reference", "stock", "stock_variant", "candidate"):
-        raise Coded("ENG-006", f"unknown call {what!r}")
-    function = getattr(_CASES[op], what)
+def vary(op: str, how: str, seed: int) -> tuple[dict[str, Any], list[bytes]]:
+    """The held inputs with other padding or other scalars; held from now on."""
     with torch.inference_mode():
-        message, data = _pack(function(_unpack(arrays, blobs)))
-        message["digests"] = [
-            _digest(_pack(function(_unpack(arrays, blobs)))[1]) for _ in range(repeats)
-        ]
-    message["digest"] = _digest(data)
-    return message, data
+        return _hold(_pack(getattr(_STATE.cases[op], how)(_filled(), seed)))
 
 
-def _digest(data: Sequence[bytes]) -> str:
-    sha = hashlib.sha256()
-    for blob in data:
-        sha.update(blob)
-    return sha.hexdigest()
+def hold(arrays: Described, blobs: Sequence[bytes] = ()) -> dict[str, Any]:
+    """Inputs of the calls to come."""
+    _STATE.held = _content(arrays, blobs)
+    return {}
 
 
-def _pack(tensors: Tensors) -> tuple[dict[str, Any], list[bytes]]:
+def _hold(frame: tuple[list[dict[str, Any]], list[bytes]]) -> tuple[dict[str, Any], list[bytes]]:
+    described, data = frame
+    _STATE.held = _content(described, data)
+    return {"arrays": described}, data
+
+
+def _content(arrays: Described, blobs: Sequence[bytes]) -> dict[str, tuple[Form, bytes]]:
+    return {
+        entry["name"]: (Form(entry["dtype"], tuple(entry["shape"])), blob)
+        for entry, blob in zip(arrays, blobs, strict=True)
+    }
+
+
+def _filled(slot: int = 0) -> Tensors:
+    _STATE.buffers = _STATE.slots.fill(slot, _STATE.held)
+    return {name: buffer.tensor for name, buffer in _STATE.buffers.items()}
+
+
+# Referee: truth and yardstick
+
+
+def run(op: str, what: str) -> tuple[dict[str, Any], list[bytes]]:
+    """`reference`, `stock`, `stock_variant` or ``planted:FAULT`` on a copy of the held inputs."""
+    case = _STATE.cases[op]
+    part, _, fault = what.partition(":")
+    with torch.inference_mode():
+        if part == "planted" and isinstance(case, cases.WithFaults):
+            made = case.planted(fault, _filled())
+        elif what in PARTS:
+            made = getattr(case, what)(_filled())
+        else:
+            raise Coded("ENG-006", f"unknown call {what!r}")
+    described, data = _pack(made)
+    return {"arrays": described}, data
+
+
+# Candidate: a call
+
+
+def forget() -> dict[str, Any]:
+    """A new cell: give back its predecessors' buffers."""
+    _STATE.slots.clear()
+    return {}
+
+
+def expect(arrays: Described) -> dict[str, Any]:
+    """Dtypes and shapes of the outputs of the calls to come."""
+    _STATE.wanted = {entry["name"]: Form(entry["dtype"], tuple(entry["shape"])) for entry in arrays}
+    return {}
+
+
+def ready(
+    op: str, slot: int = 0, edits: Sequence[Mapping[str, Any]] = (), jitter: int = 0
+) -> dict[str, Any]:
+    """Fill the buffers of a slot with the held inputs, after these edits; drop earlier outputs.
+
+    `jitter` n > 0 moves the allocator and changes how many threads load memory; 0 ends all that.
+    """
+    _STATE.outputs, _STATE.copies = {}, ([], [])
+    content = dict(_STATE.held)
+    for edit in edits:
+        form, data = content[edit["name"]]
+        new, at = bytes.fromhex(edit["data"]), edit["at"]
+        content[edit["name"]] = (form, data[:at] + new + data[at + len(new) :])
+    _STATE.content = content
+    _STATE.buffers = _STATE.slots.fill(slot, content)
+    if _into(op):
+        blank = {f"out {name}": (form, None) for name, form in _STATE.wanted.items()}
+        filled = _STATE.slots.fill(slot, blank)
+        _STATE.out = {name.removeprefix("out "): buffer for name, buffer in filled.items()}
+    _STATE.jitter.set(jitter)
+    _STATE.jitter.dirty([form.nbytes for form in _STATE.wanted.values()])
+    return {}
+
+
+def go(op: str) -> dict[str, Any]:
+    """Call the candidate and copy what it returned, at once."""
+    case, device = _STATE.cases[op], _STATE.device
+    tensors = {name: buffer.tensor for name, buffer in _STATE.buffers.items()}
+    try:
+        with torch.inference_mode(), device.window() as seen:
+            if isinstance(case, cases.WithInto):
+                outputs: Any = {name: buffer.tensor for name, buffer in _STATE.out.items()}
+                case.candidate_into(tensors, dict(outputs))
+            else:
+                outputs = case.candidate(tensors)
+            device.synchronise()
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in EXHAUSTED):
+            raise Coded("ENG-008", f"{type(error).__name__}: {error}") from error
+        raise
+    why = unfit(outputs, device, _STATE.buffers, cases.in_place(case))
+    if not why:
+        _STATE.outputs = outputs
+        _STATE.copies = _copies(outputs)
+    return {"unfit": why, "device": dict(seen)}
+
+
+def fetch(inspect: bool = False) -> tuple[dict[str, Any], list[bytes]]:
+    """The copies; with `inspect` also bytes that changed in each input and in the guards."""
+    described, data = _STATE.copies
+    changed: dict[str, int] = {}
+    guards: dict[str, int] = {}
+    if inspect:
+        for name, buffer in _STATE.buffers.items():
+            now, before = buffer.content(), _STATE.content[name][1]
+            if now != before:
+                changed[name] = sum(a != b for a, b in zip(now, before, strict=True))
+        out = {f"output {name}": buffer for name, buffer in _STATE.out.items()}
+        guards = {name: buffer.damage() for name, buffer in (_STATE.buffers | out).items()}
+    damaged = {name: count for name, count in guards.items() if count}
+    return {"arrays": described, "changed": changed, "guards": damaged}, data
+
+
+def reread() -> tuple[dict[str, Any], list[bytes]]:
+    """The outputs as they are now."""
+    described, data = _copies(_STATE.outputs)
+    return {"arrays": described}, data
+
+
+def _into(op: str) -> bool:
+    return isinstance(_STATE.cases[op], cases.WithInto)
+
+
+def _copies(outputs: Tensors) -> tuple[list[dict[str, Any]], list[bytes]]:
+    described = [_describe(name, tensor) for name, tensor in outputs.items()]
+    return described, [_STATE.device.read(tensor) for tensor in outputs.values()]
+
+
+def _describe(name: str, tensor: torch.Tensor) -> dict[str, Any]:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"name": str(name), "dtype": dtype, "shape": list(tensor.shape)}
+
+
+def _pack(tensors: Tensors) -> tuple[list[dict[str, Any]], list[bytes]]:
     described, data = [], []
     for name, tensor in sorted(tensors.items()):
         if not isinstance(tensor, torch.Tensor):
             raise Coded("ENG-006", f"{name} is a {type(tensor).__name__}, not a tensor")
-        tensor = tensor.detach().cpu().contiguous()
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        described.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
-        raw = tensor.view(torch.int16) if dtype == "bfloat16" else tensor
-        data.append(raw.numpy().tobytes())
-    return {"arrays": described}, data
+        described.append(_describe(name, tensor))
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        data.append(flat.view(torch.uint8).numpy().tobytes())
+    return described, data
 
 
-def _unpack(arrays: Sequence[dict[str, Any]], blobs: Sequence[bytes]) -> Tensors:
-    tensors = {}
-    for entry, blob in zip(arrays, blobs, strict=True):
-        dtype = entry["dtype"]
-        flat = np.frombuffer(bytearray(blob), "int16" if dtype == "bfloat16" else dtype)
-        tensor = torch.from_numpy(flat)
-        if dtype == "bfloat16":
-            tensor = tensor.view(torch.bfloat16)
-        tensors[entry["name"]] = tensor.reshape(entry["shape"])
-    return tensors
-
+CALLS = (load, ask, inputs, vary, hold, run, forget, expect, ready, go, fetch, reread)
 
 if __name__ == "__main__":
-    serve({"load": load, "inputs": inputs, "run": run}, default_code="ENG-006")
+    serve({call.__name__: call for call in CALLS}, default_code="ENG-006")

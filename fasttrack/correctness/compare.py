@@ -30,17 +30,21 @@ def scales(reference: Array) -> Array:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def error_stats(value: Array, reference: Array, axes: tuple[str, ...]) -> ErrorStats:
+def error_stats(
+    value: Array, reference: Array, axes: tuple[str, ...], dtype: str = "float64"
+) -> ErrorStats:
     """Scaled error of `value` against `reference` (float64, same shape, at least one element).
 
-    Elements whose NaN/Inf class differs are counted in `nonfinite` and make no error value;
-    equal classes (NaN where the reference has NaN) count as right.
+    Elements whose NaN/Inf class differs from that of the reference rounded to `dtype` are counted
+    in `nonfinite` and make no error value; equal classes (NaN where the reference has NaN) count
+    as right.
     """
     value = value.astype(np.float64)
+    rounded = to_dtype(reference, dtype)
     kind_differs = (
-        (np.isnan(value) != np.isnan(reference))
-        | (np.isposinf(value) != np.isposinf(reference))
-        | (np.isneginf(value) != np.isneginf(reference))
+        (np.isnan(value) != np.isnan(rounded))
+        | (np.isposinf(value) != np.isposinf(rounded))
+        | (np.isneginf(value) != np.isneginf(rounded))
     )
     both = np.isfinite(value) & np.isfinite(reference)
     error = np.where(both, value - np.where(both, reference, 0.0), 0.0) / scales(reference)
@@ -102,6 +106,17 @@ def rounding_rms(reference: Array, dtype: str) -> float:
     return float(np.sqrt(np.mean((error / scales(reference)) ** 2)))
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def distance(one: Array, other: Array, reference: Array) -> float:
+    """RMS of a difference, scaled as errors are; the largest float where kinds differ."""
+    apart = one.astype(np.float64) - other.astype(np.float64)
+    both = np.isfinite(one) & np.isfinite(other)
+    if (np.isfinite(one) != np.isfinite(other)).any():
+        return float(np.finfo(np.float64).max)
+    scaled = np.where(both, apart, 0.0) / scales(reference.astype(np.float64))
+    return min(float(np.sqrt(np.mean(scaled**2))), float(np.finfo(np.float64).max))
+
+
 @np.errstate(over="ignore")
 def to_dtype(values: Array, dtype: str) -> Array:
     """Round float64 values to `float32`, `float16` or `bfloat16` and return them as float64."""
@@ -113,10 +128,3 @@ def to_dtype(values: Array, dtype: str) -> Array:
     if dtype in ("float32", "float16"):
         return values.astype(dtype).astype(np.float64)
     return values.astype(np.float64)
-
-
-def same_bits(one: Array, other: Array) -> bool:
-    """Whether two arrays agree in dtype, shape and every bit (NaN payloads included)."""
-    return (
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    )

@@ -13,6 +13,7 @@ from fasttrack.schema.evidence import (
 from fasttrack.schema.record import (
     STAGES,
     Check,
+    ConductRecord,
     EngineStep,
     ErrorStats,
     FailureRecord,
@@ -37,6 +38,7 @@ __all__ = [
     "Cell",
     "Check",
     "Claim",
+    "ConductRecord",
     "EngineStep",
     "ErrorStats",
     "FailureRecord",

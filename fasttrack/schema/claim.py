@@ -285,6 +285,11 @@ class NumericsPolicy(Frozen):
     bias_ratio: float = Field(default=2.0, gt=0)
     hard_cap: float = Field(default=8.0, gt=0)
     min_seeds: int = Field(default=3, ge=2)
+    min_repeats: int = Field(default=300, ge=1)
+    """Bitwise repeats of a cell, except at tier `smoke`: 300 find a fault of 1 % with 95 %."""
+    stock_rms_limit: float = Field(default=0.25, gt=0)
+    """Stock's own RMS error, as a share of the output's size, above which reference and stock are
+    taken to compute different things."""
 
 
 class SpeedPolicy(Frozen):

@@ -117,8 +117,19 @@ class ErrorStats(Frozen):
     """Coordinate of the largest error."""
 
 
+CaseStatus = Literal[
+    "ok", "raised", "hung", "killed", "memory", "malformed", "unfit", "unjudged", "absent"
+]
+"""``unfit``: outputs that are no plain tensors; ``unjudged``: the case's own inputs, reference or
+stock failed; ``absent``: there is no case, or none with usable regimes."""
+
+
 class KernelRecord(Frozen):
-    """One output of one op at one regime and seed; `control` names a planted fault, if any."""
+    """One output of one op at one regime and seed.
+
+    `control` names a planted fault; `probe` names other inputs than the seed's own, such as rows in
+    another order. Neither is set for the seed's own result.
+    """
 
     kind: Literal["kernel"] = "kernel"
     op: str
@@ -126,8 +137,11 @@ class KernelRecord(Frozen):
     regime: Mapping[str, int]
     seed: int
     output: str
-    status: Literal["ok", "raised", "hung", "killed", "malformed"]
+    status: CaseStatus
+    """Beside ``ok``: what the candidate did instead of answering, with `output` ``*``."""
     control: str | None = None
+    probe: str | None = None
+    """``permuted``, ``hostile``, ``nonce``, ``scalars`` or ``neighbours:CELL``."""
     stock: ErrorStats | None = None
     """The larger of stock's errors over two batch compositions, measure by measure."""
     candidate: ErrorStats | None = None
@@ -135,9 +149,36 @@ class KernelRecord(Frozen):
     """RMS of rounding the reference to the output's dtype, scaled alike: a floor for ratios."""
     repeats: int = 0
     repeats_equal: int = 0
+    spread: float | None = None
+    """Largest RMS difference of a repeat from the first call, scaled alike; only for an op that is
+    declared to be non-deterministic."""
+    stock_spread: float | None = None
+    """The same of stock, over its own repeats and compositions."""
     untouched_equal: bool | None = None
     """Whether rows the op does not own kept every bit; null where the op has no such output."""
     message: str = ""
+
+
+class ConductRecord(Frozen):
+    """How the candidate behaved in one cell, beside its numbers: over all its calls there."""
+
+    kind: Literal["conduct"] = "conduct"
+    op: str
+    cell: str
+    regime: Mapping[str, int]
+    seed: int
+    checks: Sequence[Check]
+    """What must hold exactly; `fasttrack.rules.conduct` says which must be there."""
+    places: Mapping[str, str] = Field(default_factory=dict)
+    """For a check that does not hold: where, e.g. ``cache: 128 bytes``."""
+    not_offered: Sequence[str] = ()
+    """Checks and probes that need an ability the case lacks, or cannot apply in this cell."""
+    calls: int
+    times_s: Mapping[str, float] = Field(default_factory=dict)
+    """The referee's clock around calls, the copy of outputs included: ``first``, ``fastest``, and
+    medians ``fresh`` (content never seen) and ``again`` (the same content once more)."""
+    device: Mapping[str, Scalar] = Field(default_factory=dict)
+    """Numbers of the device's own, where it has any."""
 
 
 class FeatureRecord(Frozen):
@@ -240,6 +281,7 @@ Record = Annotated[
     SessionRecord
     | PathRecord
     | KernelRecord
+    | ConductRecord
     | FeatureRecord
     | IsolationRecord
     | ItemRecord

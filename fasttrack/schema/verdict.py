@@ -142,10 +142,102 @@ REASONS: dict[str, Explanation] = {
         "The same inputs gave different bits in repeated calls: a race, or an undeclared atomic.",
         "Repeat the case under load; look for a missing synchronisation.",
     ),
+    "NUM-SPREAD": Explanation(
+        "The op is declared to be non-deterministic, and its repeats differ by more than stock's.",
+        "Sum in a fixed order, or find the race that the declaration covers up.",
+    ),
     "NUM-CASE": Explanation(
-        "The case raised, hung, was killed or returned something malformed.",
+        "The candidate raised an exception.",
         "The message is quoted; run the case alone with the command shown.",
     ),
+    "NUM-HUNG": Explanation(
+        "The candidate did not return in time. It was stopped, and the op's other cells left out.",
+        "Look for a wait without a bound; raise --timeout only if it is slow, not stuck.",
+    ),
+    "NUM-KILLED": Explanation(
+        "The candidate's process died: a native crash, a signal, or an exit of its own.",
+        "The signal is named and the log's last lines are quoted in the child's log.",
+    ),
+    "NUM-MEMORY": Explanation(
+        "The candidate asked for more memory than its process may have.",
+        "Half of what was free at the start is allowed. Look for growth from call to call.",
+    ),
+    "NUM-OUTPUT": Explanation(
+        "The candidate returned something other than plain tensors of its own: a missing output, "
+        "another shape, dtype or device, a subclass, a lazy or self-overlapping view, or memory of "
+        "an input.",
+        "Return `torch.Tensor`s with stock's shapes and dtypes; declare inputs it may change.",
+    ),
+    "NUM-UNJUDGED": Explanation(
+        "The case's own inputs, reference, stock or abilities failed, so nothing follows about "
+        "the candidate.",
+        "Mend the case; the message names the part.",
+    ),
+    "NUM-REFERENCE": Explanation(
+        "The case's reference disagrees with stock by far more than rounding: one of the two "
+        "computes something else, so neither can be a yardstick.",
+        "Compare both by hand on the named cell. The candidate is not at fault yet.",
+    ),
+    "NUM-ABSENT": Explanation(
+        "The claim names an op for which there is no kernel case, or none with usable regimes.",
+        "Add a KernelCase of that name; the message lists the cases there are.",
+    ),
+    "NUM-MUTATED": Explanation(
+        "An input changed during the call without being declared under `in_place`.",
+        "Work on a copy, or declare the input if the engine expects it to change.",
+    ),
+    "NUM-GUARD": Explanation(
+        "Bytes beside a buffer were written: the op reaches out of bounds.",
+        "Check the last tile, strides and the size of vectorised stores.",
+    ),
+    "NUM-UNWRITTEN": Explanation(
+        "Part of an output buffer still holds the poison it was filled with.",
+        "Look for tails, skipped rows and early returns.",
+    ),
+    "NUM-LATE": Explanation(
+        "The outputs changed after the call had returned: work escapes the measured window.",
+        "Join threads and streams before returning.",
+    ),
+    "NUM-STALE": Explanation(
+        "The answer did not follow its inputs: new content at an old address, or one changed "
+        "element, gave the result of earlier inputs.",
+        "Remove what is cached by address, by shape or by a sample of the content.",
+    ),
+    "NUM-PACE": Explanation(
+        "Calls with new content take several times as long as calls that repeat it, in every "
+        "round: results are remembered, or one call does the work of the next.",
+        "Each call must do its own work; prepare weights outside the op.",
+    ),
+    "NUM-SPEED": Explanation(
+        "The fastest call beats what the device could need for the bytes and operations the case "
+        "states.",
+        "Check `work()` of the case; otherwise the work is not being done.",
+    ),
+    "NUM-PADDING": Explanation(
+        "Other content in padding or in rows of nobody changed a result: something reads there.",
+        "Check masks, lengths and the last page; the detail gives the first coordinate.",
+    ),
+    "NUM-ROWS": Explanation(
+        "With the rows in another order, a row's result is wrong: it depends on its neighbours.",
+        "Look for shared scales, indices of tiles, and state carried from row to row.",
+    ),
+    "NUM-HOSTILE": Explanation(
+        "Wrong on rows of zeros, constants, tiny, denormal or outlying values among benign ones.",
+        "Look for a cheap path taken on the look of the data, and for flushed denormals.",
+    ),
+    "NUM-FROZEN": Explanation(
+        "Wrong with other scalars or metadata at equal shapes: values of an earlier call are used.",
+        "Pass them as arguments of every call; key plans by everything they depend on.",
+    ),
+    "NUM-SHAPE": Explanation(
+        "Wrong at a shape beside the cell's own, called in turn with it.",
+        "Check tile and page edges, and plans keyed by too little.",
+    ),
+    "NUM-UNCHECKED": Explanation(
+        "A check or probe is neither recorded nor declined in this cell. Nothing is assumed.",
+        "Run the stage again; a failure record says why it stopped.",
+    ),
+    "NUM-REPEATS": Explanation("Fewer repeats than policy asks for.", "Use a higher tier."),
     "NUM-INSENSITIVE": Explanation(
         "A planted fault was accepted in this cell, so passing it proves nothing.",
         "Make the case's inputs or slices sharper.",

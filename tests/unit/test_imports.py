@@ -67,10 +67,14 @@ FASTTRACK = {
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.
 FASTTRACK_OUTSIDE = {
     "engine._vllm_child": f"{CORE} numpy torch vllm",
-    "correctness._case_child": f"{CORE} numpy torch vllm",
+    "correctness._case_child": f"{CORE} torch vllm",
+    "correctness.buffers": f"{CORE} torch",
+    "correctness.device": f"{CORE} numpy torch",
+    "correctness.jitter": f"{CORE} numpy",
+    "correctness.arrays": f"{CORE} numpy",
+    "correctness.cell": f"{CORE} numpy",
     "correctness.compare": f"{CORE} numpy",
     "correctness.controls": f"{CORE} numpy",
-    "correctness.kernels": f"{CORE} numpy",
     "verify.compact": f"{CORE} pydantic_core",
     "*": CORE,
 }
