@@ -119,18 +119,21 @@ def kernels(bundle: Bundle, tally: Tally) -> Section:
         worst = max(verdicts, key=lambda v: (v.state not in GOOD, v.estimate or 0.0))
         counts = (
             (len(found.cells), len(found.outputs), len(found.seeds), len(found.controls),
-             f"{found.repeats_equal}/{found.repeats}")
+             len(found.probes), found.calls, f"{found.repeats_equal}/{found.repeats}",
+             ", ".join(sorted(found.not_offered)) or "-")
             if found
-            else (0, 0, 0, 0, "-")
+            else (0, 0, 0, 0, 0, 0, "-", "-")
         )  # fmt: skip
         rows.append((op, times(worst.estimate), worst.cell, *counts, states(verdicts)))
     columns = (
         "Op", "Worst ratio", "In cell", "Cells", "Outputs", "Seeds", "Planted faults",
-        "Repeats equal", "States",
+        "Probes", "Calls", "Repeats equal", "Not offered", "States",
     )  # fmt: skip
     note = (
         "Error against an fp64 reference, as a multiple of the stock op's own error on the same "
-        "inputs. Each cell must also reject its planted faults."
+        "inputs. Each cell must also reject its planted faults. Probes are calls with rows in "
+        "another order, hostile rows, one changed element, other scalars and shapes; a check named "
+        "as not offered was not made in some cell, because the case has no ability for it."
     )
     return Section("Kernels", (note,), (table(columns, rows, MOST_ROWS),), brief=True)
 

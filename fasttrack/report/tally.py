@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fasttrack.schema import (
+    ConductRecord,
     FailureRecord,
     ItemRecord,
     KernelRecord,
@@ -45,6 +46,10 @@ class OpCount:
     controls: set[str] = field(default_factory=set)
     repeats: int = 0
     repeats_equal: int = 0
+    probes: set[str] = field(default_factory=set)
+    not_offered: set[str] = field(default_factory=set)
+    """Checks that some cell's case had no ability for."""
+    calls: int = 0
 
 
 @dataclass
@@ -73,6 +78,10 @@ def count(records: Iterable[Record]) -> Tally:
             _path(tally, record)
         elif isinstance(record, KernelRecord):
             _kernel(tally, record)
+        elif isinstance(record, ConductRecord):
+            found = tally.ops.setdefault(record.op, OpCount())
+            found.not_offered.update(record.not_offered)
+            found.calls += record.calls
         elif isinstance(record, SessionRecord):
             tally.sessions.append(record)
         elif isinstance(record, ItemRecord):
@@ -110,6 +119,9 @@ def _kernel(tally: Tally, record: KernelRecord) -> None:
     found.cells.add(record.cell)
     if record.control is not None:
         found.controls.add(f"{record.cell} {record.control}")
+        return
+    if record.probe is not None:
+        found.probes.add(f"{record.cell} {record.probe}")
         return
     found.outputs.add(record.output)
     found.seeds.add(record.seed)

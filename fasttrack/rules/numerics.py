@@ -53,8 +53,9 @@ def _cell(
         answer = state, reason, detail
         if state is State.PASS:
             answer = (
-                _probes(records, behaved, case.policy)
+                _probes(records, case.policy)
                 or conduct.gaps(behaved)
+                or _unsent(records, behaved)
                 or _repeats(real, case)
                 or _blind(records, case.policy)
                 or answer
@@ -94,8 +95,7 @@ def _status(records: Sequence[KernelRecord]) -> Answer | None:
     for status, (state, reason) in STATUSES.items():
         bad = next((record for record in records if record.status == status), None)
         if bad is not None:
-            detail = f"{bad.op} {status}, seed {bad.seed}: {bad.message}"
-            return state, reason, detail[:500]
+            return state, reason, f"{bad.op} {status}: {bad.message}"[:480] + f", seed {bad.seed}"
     return None
 
 
@@ -136,25 +136,32 @@ PROBES = {
 """Probe to the reason when its results are refuted."""
 
 
-def _probes(
-    records: Sequence[KernelRecord], behaved: ConductRecord | None, policy: Policy
-) -> Answer | None:
-    """The first probe that is refuted, or that nobody sent although the case offers it."""
+def _probes(records: Sequence[KernelRecord], policy: Policy) -> Answer | None:
+    """The first probe whose results are refuted, as a seed's own would be.
+
+    Two seeds or one are enough here: what a probe looks for is far off, or above the cap.
+    """
     sent: dict[str, list[KernelRecord]] = defaultdict(list)
     for record in records:
-        if record.probe is not None and record.control is None:
+        if record.probe is not None:
             sent[record.probe.partition(":")[0]].append(record)
     for probe, group in sent.items():
+        disagrees = _disagreement(group, policy)
+        if disagrees is not None:
+            return disagrees
         state, reason, detail, _ = _judge_outputs(group, policy, least=1)
         if state is State.FAIL:
-            named = PROBES.get(probe, reason)
-            return State.FAIL, named, f"{probe} ({group[-1].probe}): {detail}"[:500]
-        disagrees = _disagreement(group, policy)
-        if disagrees is not None and probe != "hostile":
-            return disagrees
-    known = {*sent, *(behaved.not_offered if behaved else ())}
-    checked = {check.name for check in behaved.checks} if behaved else set()
-    unsent = [probe for probe in PROBES if probe not in known | checked]
+            named = ", ".join(dict.fromkeys(str(record.probe) for record in group))
+            return State.FAIL, PROBES.get(probe, reason), f"{named}: {detail}"[:500]
+    return None
+
+
+def _unsent(records: Sequence[KernelRecord], behaved: ConductRecord | None) -> Answer | None:
+    """A probe that nobody sent although nothing says that the case lacks the ability."""
+    known = {record.probe.partition(":")[0] for record in records if record.probe is not None}
+    if behaved is not None:
+        known |= {*behaved.not_offered, *(check.name for check in behaved.checks)}
+    unsent = [probe for probe in PROBES if probe not in known]
     if unsent:
         return State.INCONCLUSIVE, "NUM-UNCHECKED", f"neither sent nor declined: {unsent[0]}"
     return None

@@ -25,7 +25,7 @@ from fasttrack.selftest.catalogue import Plant
 from fasttrack.stages import RUNNERS
 
 if TYPE_CHECKING:
-    from fasttrack.correctness.kernels import Worker
+    from fasttrack.correctness.worker import Worker
 
 TARGET = "zoo"
 Judged = tuple[tuple[Verdict, ...], State]
@@ -89,7 +89,7 @@ class Zoo(AbstractContextManager["Zoo"]):
             return (verdict,), State.FAIL
 
     def _case(self, plant: Plant) -> Judged:
-        from fasttrack.correctness import kernels
+        from fasttrack.correctness import kernels, worker
 
         entry = f"zoo_cases:only_{plant.group}_{plant.name}" if plant.alone else "zoo_cases:cases"
         claim = _claim(plant, scope=_scope([plant.name]), plugin=_plugin(entry))
@@ -98,7 +98,7 @@ class Zoo(AbstractContextManager["Zoo"]):
         if plant.alone:
             return _decide(claim, ["kernels"], kernels.run(setting, spec))
         for role in ("referee", "candidate"):
-            self._workers.setdefault(role, kernels.Worker(setting, role))
+            self._workers.setdefault(role, worker.Worker(setting, role))
         records = kernels.measure(setting, spec, **self._workers)
         return _decide(claim, ["kernels"], records)
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from fasttrack.schema import FeatureRecord, ItemRecord, KernelRecord, Record, SampleRecord
+from fasttrack.schema import (
+    ConductRecord,
+    FeatureRecord,
+    ItemRecord,
+    KernelRecord,
+    Record,
+    SampleRecord,
+)
 from fasttrack.verify.facts import Contradiction, Facts
 
 SHORTEST_VECTOR = 8
@@ -61,9 +68,10 @@ def _repeats(facts: Facts) -> Iterator[Contradiction]:
     keyed: list[tuple[tuple[str, ...], Record]] = [
         *((("item", r.eval, r.item, r.arm, r.repeat), r) for r in facts.of(ItemRecord)),
         *(
-            (("kernel", r.cell, str(r.seed), r.output, r.control or ""), r)
+            (("kernel", r.cell, str(r.seed), r.output, r.control or "", r.probe or ""), r)
             for r in facts.of(KernelRecord)
         ),
+        *((("conduct", r.cell), r) for r in facts.of(ConductRecord)),
         *((("feature", r.feature, r.arm), r) for r in facts.of(FeatureRecord)),
     ]
     seen: set[tuple[str, ...]] = set()
@@ -86,32 +94,52 @@ def _own_counts(facts: Facts) -> Iterator[Contradiction]:
 def _kernel_plan(facts: Facts) -> Iterator[Contradiction]:
     """Each cell ran from every planned seed, as often as planned, in the regime it is named after.
 
-    A hang ends its op, so there fewer seeds are honest; a malformed case has no repeats.
+    A hang ends its op, so there fewer seeds are honest; a case without an answer has no repeats.
     """
     wanted = set(range(facts.run.seed, facts.run.seed + facts.amounts["seeds"]))
     kernels = facts.of(KernelRecord)
-    ended = {kernel.op for kernel in kernels if kernel.status == "hung"}
+    ended = {k.op for k in kernels if k.status in ("hung", "absent") or "ENG-004" in k.message}
     seeds: dict[str, set[int]] = defaultdict(set)
     last: dict[str, KernelRecord] = {}
+    failed = {kernel.cell for kernel in kernels if kernel.status != "ok"}
+    repeats: dict[tuple[str, str], int] = defaultdict(int)
     for kernel in kernels:
         seeds[kernel.cell].add(kernel.seed)
         last[kernel.cell] = kernel
         named = {kernel.op, *(f"{key}={value}" for key, value in kernel.regime.items())}
         if set(kernel.cell.split("/")) != named:
             yield Contradiction("VER-096", f"{kernel.cell} ran in {sorted(named)}", kernel)
-        compared = kernel.status == "ok" and kernel.control is None
-        compared = compared and kernel.untouched_equal is None
-        if compared and kernel.repeats != facts.amounts["repeats"]:
-            yield Contradiction(
-                "VER-096",
-                f"{kernel.cell}: {kernel.repeats} repeats of {facts.amounts['repeats']}",
-                kernel,
-            )
+        compared = kernel.control is None and kernel.probe is None
+        if compared and kernel.untouched_equal is None and kernel.cell not in failed:
+            repeats[kernel.cell, kernel.output] += kernel.repeats
     for cell, kernel in last.items():
         if not seeds[cell] <= wanted or (seeds[cell] != wanted and kernel.op not in ended):
             yield Contradiction(
                 "VER-096", f"{cell}: {len(seeds[cell])} seeds are not the planned ones", kernel
             )
+    yield from _kernel_repeats(facts, last, repeats)
+
+
+def _kernel_repeats(
+    facts: Facts, last: Mapping[str, KernelRecord], repeats: Mapping[tuple[str, str], int]
+) -> Iterator[Contradiction]:
+    """Every cell was repeated as the plan says: in full, or a little when it was not its turn.
+
+    Turns only exist where the whole op was measured; then one cell at least has had its own.
+    """
+    full = facts.amounts["repeats"]
+    few = facts.amounts["few_repeats"] if facts.run.cell is None else full
+    most: dict[str, int] = defaultdict(int)
+    for (cell, _output), count in repeats.items():
+        op = last[cell].op
+        most[op] = max(most[op], count)
+        if count not in (few, full):
+            yield Contradiction("VER-096", f"{cell}: {count} repeats of {few}", last[cell])
+    for op, count in most.items():
+        whole = all(kernel.status == "ok" for kernel in last.values() if kernel.op == op)
+        if whole and count < full:
+            kernel = next(kernel for kernel in last.values() if kernel.op == op)
+            yield Contradiction("VER-096", f"{op}: no cell has {full} repeats", kernel)
 
 
 CHECKS: tuple[Callable[[Facts], Iterator[Contradiction]], ...] = (

@@ -20,6 +20,7 @@ from fasttrack.errors import VerificationFailed
 from fasttrack.report import markdown
 from fasttrack.report.build import build
 from fasttrack.schema import (
+    ConductRecord,
     FeatureRecord,
     IsolationRecord,
     ItemRecord,
@@ -42,6 +43,7 @@ Sourced = tuple[str, Record]
 _STAGE_OF_KIND: dict[type[Any], str] = {
     IsolationRecord: "isolation",
     KernelRecord: "kernels",
+    ConductRecord: "kernels",
     FeatureRecord: "features",
     ItemRecord: "evals",
     SampleRecord: "perf",

@@ -82,7 +82,7 @@ def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:
     assert rules == {"isolation", "numerics", "path", "features", "quality", "speed"}
     assert kinds == {
         "IsolationRecord", "KernelRecord", "FeatureRecord", "ItemRecord", "SampleRecord",
-        "PathRecord", "SessionRecord", "MonitorRecord",
+        "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
     }  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from fasttrack.schema import (
     Arm,
     Check,
     Claim,
+    ConductRecord,
     EngineStep,
     ErrorStats,
     FeatureRecord,
@@ -200,10 +201,20 @@ def kernel_records(tier: Tier, first: int) -> list[Record]:
                         op="mix", cell=f"mix/batch={batch}", regime={"batch": batch},
                         seed=first + seed, output="y", status="ok", control=control,
                         stock=errors(1.0), candidate=errors(scale), rounding_rms=1e-4,
-                        repeats=0 if control else amounts.repeats,
-                        repeats_equal=0 if control else amounts.repeats,
+                        repeats=0 if control or seed else amounts.repeats,
+                        repeats_equal=0 if control or seed else amounts.repeats,
                     )
                 )  # fmt: skip
+        watched = ("inputs_changed", "guards_changed", "late_writes", "stale_answers")
+        made.append(
+            ConductRecord(
+                op="mix", cell=f"mix/batch={batch}", regime={"batch": batch}, seed=first,
+                checks=[Check(name=n, relation="equal", observed=0, bound=0) for n in watched],
+                not_offered=("floor", "guards_of_outputs", "hostile", "neighbours", "nonce", "pace",
+                             "padding", "permuted", "scalars", "unwritten"),
+                calls=amounts.repeats + amounts.seeds, times_s={"first": 1e-3, "fastest": 1e-3},
+            )
+        )  # fmt: skip
     return made
 
 

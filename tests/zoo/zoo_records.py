@@ -20,6 +20,7 @@ from fasttrack.schema import (
     Cell,
     Check,
     Claim,
+    ConductRecord,
     EngineStep,
     ErrorStats,
     FeatureRecord,
@@ -43,6 +44,7 @@ SWITCH = {"base": "auto", "candidate": "latency_specialized"}
 WINDOW = 12
 """Steady steps of a sample, after three of warm-up."""
 CONTROLS = ("zeros", "first_slice_off", "tail_dropped", "lower_precision")
+REPEATS = Policy().numerics.min_repeats
 FEATURES = Policy().required_features
 
 
@@ -172,7 +174,10 @@ def kernels(
     accepted: Sequence[str] = (),
     **changes: Any,
 ) -> list[Record]:
-    """One cell over seeds, with planted controls; those `accepted` look as good as stock."""
+    """One cell over seeds, with planted controls; those `accepted` look as good as stock.
+
+    The last record is the cell's conduct: nothing to find, no ability offered.
+    """
     rng = random.Random(f"{cell}/{output}")
     made: list[Record] = []
     for seed in range(seeds):
@@ -180,8 +185,8 @@ def kernels(
         for control in (None, *controls):
             planted = errors(1.0 if control in accepted else 500.0, mean_signed=0.0)
             values: dict[str, Any] = {
-                "repeats": 5 if control is None else 0,
-                "repeats_equal": 5 if control is None else 0,
+                "repeats": REPEATS if control is None and seed == 0 else 0,
+                "repeats_equal": REPEATS if control is None and seed == 0 else 0,
                 **(changes if control is None else {}),
             }
             made.append(
@@ -191,7 +196,40 @@ def kernels(
                     candidate=mine if control is None else planted, **values,
                 )
             )  # fmt: skip
+    made.append(conduct(cell, op))
     return made
+
+
+def conduct(cell: str = "mix/batch=1", op: str = "mix", **found: Any) -> ConductRecord:
+    """What was watched in a cell; `found` replaces what a check observed, by its name.
+
+    A check that needs an ability is there when it is found to be something.
+    """
+    always = ("inputs_changed", "guards_changed", "late_writes", "stale_answers")
+    bounds = {"pace": ("at_most", 3.0), "floor": ("at_least", 1e-6)}
+    seen = dict.fromkeys(always, 0) | found
+    checks = []
+    for name, value in seen.items():
+        relation, bound = bounds.get(name, ("equal", 0))
+        checks.append(Check(name=name, relation=relation, observed=value, bound=bound))
+    needs = ("floor", "guards_of_outputs", "hostile", "neighbours", "nonce", "pace", "padding",
+             "permuted", "scalars", "unwritten")  # fmt: skip
+    return ConductRecord(
+        op=op, cell=cell, regime={"batch": 1}, seed=0, checks=checks, calls=10,
+        not_offered=[name for name in needs if name not in seen], places=dict.fromkeys(found, "x"),
+    )  # fmt: skip
+
+
+def probed(probe: str, candidate: ErrorStats, seeds: int = 2, **changes: Any) -> list[Record]:
+    """The honest cell with a probe that gave these errors in every seed."""
+    sent = [
+        KernelRecord(
+            op="mix", cell="mix/batch=1", regime={"batch": 1}, seed=seed, output="y", status="ok",
+            probe=probe, stock=errors(), rounding_rms=2e-8, candidate=candidate, **changes,
+        )
+        for seed in range(seeds)
+    ]  # fmt: skip
+    return [*kernels(), *sent]
 
 
 def failed_kernel(status: Any, message: str = "planted") -> list[Record]:
@@ -200,6 +238,15 @@ def failed_kernel(status: Any, message: str = "planted") -> list[Record]:
         KernelRecord(
             op="mix", cell="mix/batch=1", regime={"batch": 1}, seed=0, output="*", status=status,
             message=message,
+        )
+    ]  # fmt: skip
+
+
+def absent_kernel(op: str) -> list[Record]:
+    """An op without a case."""
+    return [
+        KernelRecord(
+            op=op, cell=op, regime={}, seed=0, output="*", status="absent", message="CAS-001: none"
         )
     ]  # fmt: skip
 

@@ -78,6 +78,7 @@ class MlaCase:
         "cache": ("row", "element"),
         "untouched": ("cache row", "element"),
     }
+    in_place = ("cache",)
 
     def regimes(self) -> list[Regime]:
         """Every batch size within one page; several pages; padding behind the requests."""

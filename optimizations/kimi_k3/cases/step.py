@@ -83,6 +83,7 @@ class StepCase:
         "cache": ("layer", "row", "element"),
         "untouched": ("element",),
     }
+    in_place = tuple(f"cache.{layer}" for layer in DIMS.mla_layers)
 
     def regimes(self) -> list[Regime]:
         """A few batch sizes, short and over several pages; `prepared` rows, padding included."""

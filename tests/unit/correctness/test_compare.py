@@ -132,17 +132,6 @@ def test_overflow_in_rounding_is_not_an_error_measure() -> None:
     assert compare.rounding_rms(np.array([[1e6, 1.0]]), "float16") == 0.0
 
 
-def test_same_bits() -> None:
-    one = np.array([1.0, math.nan, -0.0], dtype=np.float32)
-    assert compare.same_bits(one, one.copy())
-    assert not compare.same_bits(one, np.array([1.0, math.nan, 0.0], dtype=np.float32))
-    assert not compare.same_bits(one, one.astype(np.float64))
-    assert not compare.same_bits(one, one.reshape(3, 1))
-
-
-# Planted faults
-
-
 @pytest.mark.parametrize("name", sorted(CONTROLS))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", [(1, 256), (8, 256), (2, 4, 64), (300,)])
@@ -150,6 +139,10 @@ def test_every_control_is_far_from_stock(name: str, dtype: str, shape: tuple[int
     truth = np.random.default_rng(3).standard_normal(shape)
     stock = compare.to_dtype(truth, dtype)
     planted = CONTROLS[name](stock, dtype)
+    if planted is None:
+        # One row has no neighbour to change places with, one element per slice is its mean.
+        assert (name, shape) in {("rows_swapped", (1, 256)), ("slice_mean", (300,))}
+        return
     assert planted.shape == stock.shape
     honest = compare.error_stats(stock, truth, AXES)
     faulty = compare.error_stats(planted, truth, AXES)

@@ -121,6 +121,8 @@ def test_no_measure_makes_the_arithmetic_fail(seed: int) -> None:
     for _ in range(20):
         records = [
             r.model_copy(update={"stock": any_errors(), "candidate": any_errors()})
+            if isinstance(r, KernelRecord)
+            else r
             for r in zoo.kernels(seeds=rng.choice([3, 4]))
         ]
         (verdict,) = numerics.judge(zoo.case(records))

@@ -14,6 +14,7 @@ import pytest
 import zoo_records as zoo
 
 from fasttrack.schema import (
+    ConductRecord,
     FeatureRecord,
     ItemRecord,
     KernelRecord,
@@ -69,6 +70,12 @@ def worse(**changes: Any) -> list[Record]:
     )
 
 
+def watched(**found: Any) -> list[Record]:
+    """The honest cell with something found in its conduct."""
+    kept = [r for r in zoo.kernels() if not isinstance(r, ConductRecord)]
+    return [*kept, zoo.conduct(**found)]
+
+
 NUMERICS = (
     numeric("more_error_everywhere", "NUM-RATIO", zoo.kernels([zoo.errors(1.3)]), "mix.y: rms"),
     numeric("one_slice_hidden_in_the_mean", "NUM-RATIO", worse(worst_slice_rms=3.0), "row=1"),
@@ -95,7 +102,42 @@ NUMERICS = (
         ),
     ),
     numeric("writes_foreign_rows", "NUM-TOUCHED", zoo.kernels(untouched_equal=False)),
-    numeric("races", "NUM-REPEAT", zoo.kernels(repeats_equal=4), "1 of 5 repeats differ"),
+    numeric("races", "NUM-REPEAT", zoo.kernels(repeats=300, repeats_equal=299),
+            "1 of 300 repeats differ"),
+    numeric("spreads_more_than_stock", "NUM-SPREAD",
+            zoo.kernels(repeats_equal=0, spread=2.6e-8, stock_spread=1e-9), "allowed 2.5e-08"),
+    numeric("changes_an_input", "NUM-MUTATED", watched(inputs_changed=4), "4 where none"),
+    numeric("writes_beside_its_inputs", "NUM-GUARD", watched(guards_changed=1)),
+    numeric("writes_beside_its_outputs", "NUM-GUARD", watched(guards_of_outputs=1)),
+    numeric("leaves_poison", "NUM-UNWRITTEN", watched(unwritten=3), "first x"),
+    numeric("writes_after_returning", "NUM-LATE", watched(late_writes=1)),
+    numeric("answers_for_other_inputs", "NUM-STALE", watched(stale_answers=1)),
+    numeric("reads_padding", "NUM-PADDING", watched(padding=2)),
+    numeric("remembers_answers", "NUM-PACE", watched(pace=3.1), "3.1 x as long"),
+    numeric("faster_than_light", "NUM-SPEED", watched(floor=1e-9), "at least 1e-06 s"),
+    numeric("conduct_not_watched", "NUM-UNCHECKED",
+            [r for r in zoo.kernels() if not isinstance(r, ConductRecord)],
+            "no record of the candidate's conduct", State.INCONCLUSIVE),
+    numeric("a_check_left_out", "NUM-UNCHECKED",
+            zoo.changed(zoo.kernels(), ConductRecord, not_offered=("floor",)), "not watched",
+            State.INCONCLUSIVE),
+    numeric("no_measure_in_a_check", "NUM-LATE", watched(late_writes=None), "is no measure"),
+    numeric("depends_on_its_neighbours", "NUM-ROWS", zoo.probed("permuted", zoo.errors(50.0))),
+    numeric("wrong_on_hostile_rows", "NUM-HOSTILE", zoo.probed("hostile", zoo.errors(nonfinite=1))),
+    numeric("misses_one_element", "NUM-STALE", zoo.probed("nonce", zoo.errors(1e4))),
+    numeric("scalars_frozen", "NUM-FROZEN", zoo.probed("scalars", zoo.errors(1e3))),
+    numeric("wrong_beside_the_cell", "NUM-SHAPE",
+            zoo.probed("neighbours:batch=2", zoo.errors(1e3), seeds=1), "neighbours:batch=2"),
+    numeric("writes_foreign_rows_in_a_probe", "NUM-ROWS",
+            zoo.probed("permuted", zoo.errors(), untouched_equal=False)),
+    numeric("too_few_repeats", "NUM-REPEATS", zoo.kernels(repeats=3, repeats_equal=3),
+            "12 repeats of 300", State.INCONCLUSIVE),
+    numeric("reference_of_something_else", "NUM-REFERENCE",
+            zoo.changed(zoo.kernels(), KernelRecord, stock=zoo.errors(3e5)), "limit 0.25",
+            State.INVALID),
+    numeric("stock_makes_nan", "NUM-REFERENCE",
+            zoo.changed(zoo.kernels(), KernelRecord, stock=zoo.errors(nonfinite=1)), "",
+            State.INVALID),
     numeric("blind_to_one_control", "NUM-INSENSITIVE", zoo.kernels(accepted=["tail_dropped"]),
             "tail_dropped", State.INSENSITIVE),
     numeric("no_control_planted", "NUM-INSENSITIVE", zoo.kernels(controls=()), "none was planted",
@@ -106,9 +148,15 @@ NUMERICS = (
     numeric("too_few_seeds", "NUM-SEEDS", zoo.kernels(seeds=2), "2 seeds of 3",
             State.INCONCLUSIVE),
     numeric("raises", "NUM-CASE", zoo.failed_kernel("raised"), "mix raised: planted"),
-    numeric("hangs", "NUM-CASE", zoo.failed_kernel("hung"), "mix hung"),
-    numeric("dies", "NUM-CASE", zoo.failed_kernel("killed"), "mix killed"),
-    numeric("malformed", "NUM-CASE", zoo.failed_kernel("malformed"), "mix malformed"),
+    numeric("hangs", "NUM-HUNG", zoo.failed_kernel("hung"), "mix hung"),
+    numeric("dies", "NUM-KILLED", zoo.failed_kernel("killed"), "mix killed"),
+    numeric("malformed", "NUM-OUTPUT", zoo.failed_kernel("malformed"), "mix malformed"),
+    numeric("unfit", "NUM-OUTPUT", zoo.failed_kernel("unfit"), "mix unfit"),
+    numeric("exhausts_memory", "NUM-MEMORY", zoo.failed_kernel("memory"), "mix memory"),
+    numeric("case_fails_itself", "NUM-UNJUDGED", zoo.failed_kernel("unjudged"), "planted",
+            State.INVALID),
+    Cheat("op_without_a_case", zoo.honest_run(kernels=[*zoo.kernels(), *zoo.absent_kernel("max")]),
+          "max", State.MISSING, "NUM-ABSENT", "CAS-001"),
     numeric("raises_on_one_seed_only", "NUM-CASE", [*zoo.kernels(), *zoo.failed_kernel("raised")]),
     numeric("not_compared", "NUM-CASE", zoo.changed(zoo.kernels(), KernelRecord, candidate=None),
             "not compared"),

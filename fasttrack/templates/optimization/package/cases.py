@@ -11,10 +11,16 @@ from @PACKAGE@ import ops
 
 
 class ScaleAdd:
-    """One op: shapes, inputs, fp64 reference, stock, candidate."""
+    """One op: shapes, inputs, fp64 reference, stock, candidate.
+
+    From `input_rows` on everything is an ability: leave out what your op does not have. A check
+    without its ability is reported as not offered.
+    """
 
     op = "scale_add"
     outputs: Mapping[str, tuple[str, ...]] = {"y": ("row", "column")}
+    input_rows: Mapping[str, int] = {"x": 0, "residual": 0}
+    output_rows: Mapping[str, int] = {"y": 0}
 
     def regimes(self) -> Sequence[Mapping[str, int]]:
         """Every batch size near a boundary you handle specially, and both its neighbours."""
@@ -55,6 +61,24 @@ class ScaleAdd:
     def candidate(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """The very code the specialised path runs."""
         return {"y": ops.candidate(**inputs)}
+
+    def neighbours(self, regime: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
+        """Shapes that run between calls of a cell, on either side of its edges."""
+        batch = regime["batch"]
+        return [{"batch": other} for other in (batch - 1, batch + 1) if other]
+
+    def faults(self, regime: Mapping[str, int]) -> Sequence[str]:
+        """Wrong results that only this case knows how to make; each must be rejected."""
+        return ["residual_of_another_row"] if regime["batch"] > 1 else []
+
+    def planted(self, fault: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Stock with the fault in it."""
+        return self.stock(inputs | {"residual": inputs["residual"].roll(1, 0)})
+
+    def work(self, regime: Mapping[str, int]) -> Mapping[str, float]:
+        """The least a call must move and compute: a faster one is not believed."""
+        elements = regime["batch"] * 256
+        return {"bytes": 4.0 * (3 * elements + 256), "flops": 2.0 * elements}
 
 
 def cases() -> list[ScaleAdd]:
