@@ -189,6 +189,7 @@ def ready(
         content[edit["name"]] = (form, data[:at] + new + data[at + len(new) :])
     _STATE.content = content
     _STATE.buffers = _STATE.slots.fill(slot, content)
+    _STATE.out = {}
     if _into(op):
         blank = {f"out {name}": (form, None) for name, form in _STATE.wanted.items()}
         filled = _STATE.slots.fill(slot, blank)

@@ -137,7 +137,8 @@ def permuted(arrays: Arrays, axes: Mapping[str, int], order: Array) -> dict[str,
 def hostile(arrays: Arrays, axes: Mapping[str, int], seed: int) -> dict[str, Packed]:
     """About half of the rows replaced, each by another kind of `HOSTILE`, the rest left benign.
 
-    A row is the same kind in every floating input; values that are not finite are poison and stay.
+    A row is the same kind in every floating input; kinds go round with seed and number of rows.
+    Values that are not finite are poison and stay.
     """
     random = np.random.default_rng([seed, 1])
     count = min(arrays[name].shape[axis] for name, axis in axes.items())
@@ -150,7 +151,7 @@ def hostile(arrays: Arrays, axes: Mapping[str, int], seed: int) -> dict[str, Pac
         with np.errstate(over="ignore", under="ignore"):
             values = np.moveaxis(one.value().reshape(one.shape).astype(np.float64), axis, 0)
             for number, row in enumerate(rows):
-                kind = HOSTILE[(number + seed) % len(HOSTILE)]
+                kind = HOSTILE[(number + seed * len(rows) + count) % len(HOSTILE)]
                 changed = _row(values[row], kind, one.dtype, random)
                 values[row] = np.where(np.isfinite(values[row]), changed, values[row])
             made[name] = encoded(np.moveaxis(values, 0, axis), one)

@@ -18,6 +18,8 @@ from fasttrack.engine.setting import Setting
 from fasttrack.schema import KernelRecord, Record
 
 MAX_REGIMES = 256
+ABSENT, REGIMES = "CAS-001", "CAS-002"
+"""Codes of an op that cannot be measured; here they end the op, not the stage."""
 
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
@@ -67,7 +69,7 @@ def _unusable(op: str, case: Mapping[str, Any] | None, referee: Worker, distribu
     """Why an op cannot be measured; none of its regimes may be left out in silence."""
     if case is None:
         return (
-            f"CAS-001: {distribution} offers no kernel case for {op!r}; it has "
+            f"{ABSENT}: {distribution} offers no kernel case for {op!r}; it has "
             f"{', '.join(referee.cases) or 'none'}"
         )
     regimes = case["regimes"]
@@ -78,7 +80,7 @@ def _unusable(op: str, case: Mapping[str, Any] | None, referee: Worker, distribu
     ids = {cell_id(op, regime) for regime in regimes} if named else set()
     if not named or len(ids) < len(regimes) or not 0 < len(regimes) <= MAX_REGIMES:
         return (
-            f"CAS-002: the case of {op!r} has {len(regimes)} regimes, {len(ids)} of them usable "
+            f"{REGIMES}: the case of {op!r} has {len(regimes)} regimes, {len(ids)} of them usable "
             f"and distinct; 1 to {MAX_REGIMES} are run"
         )
     return ""

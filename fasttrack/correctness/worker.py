@@ -133,10 +133,9 @@ class Caller:
         self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.calls = 0
 
-    def begin(self, arrays: Arrays, outputs: Arrays) -> None:
-        """A new cell with these inputs; outputs must have these dtypes and shapes."""
+    def forget(self) -> None:
+        """A new cell: its calls shall not find buffers of the one before."""
         self._worker.call("forget")
-        self.hold(arrays, outputs)
 
     def hold(self, arrays: Arrays, outputs: Arrays) -> None:
         """Inputs of the calls to come, and the outputs' dtypes and shapes."""

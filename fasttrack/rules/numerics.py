@@ -21,7 +21,8 @@ from fasttrack.schema import ConductRecord, ErrorStats, KernelRecord, Policy, St
 TINY, HUGE = 1e-12, 1e100
 """Bounds on error measures: ratios of any two, and powers of them, stay finite."""
 SPREAD = 1.25
-"""What a declared non-deterministic op may spread over stock's spread."""
+"""What a declared non-deterministic op may spread: this many times the spread of stock's repeats,
+or of two results with errors of their own as large as stock's."""
 QUANTITIES = ("rms", "q999", "worst_slice_rms", "max")
 
 
@@ -258,7 +259,8 @@ def _exact_conditions(output: str, group: Sequence[KernelRecord]) -> tuple[str, 
                 f"{where}: {candidate.nonfinite} elements, first at {candidate.first_bad}",
             )
         if record.spread is not None:
-            allowed = SPREAD * max(record.stock_spread or 0.0, record.rounding_rms)
+            own = math.sqrt(2) * _value(record.stock, "rms", record)
+            allowed = SPREAD * max(record.stock_spread or 0.0, own)
             if record.spread > allowed:
                 return (
                     "NUM-SPREAD",

@@ -73,6 +73,8 @@ FASTTRACK_OUTSIDE = {
     "correctness.jitter": f"{CORE} numpy",
     "correctness.arrays": f"{CORE} numpy",
     "correctness.cell": f"{CORE} numpy",
+    "correctness.recorder": f"{CORE} numpy",
+    "correctness.watch": f"{CORE} numpy",
     "correctness.compare": f"{CORE} numpy",
     "correctness.controls": f"{CORE} numpy",
     "verify.compact": f"{CORE} pydantic_core",

@@ -10,13 +10,11 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zoo_records as zoo
+from case_setting import setting
 
-from fasttrack import engine
-from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError
 from fasttrack.schema import ConductRecord, KernelRecord, Record
 
@@ -147,25 +145,6 @@ def cases():
     return made
 """
 BROKEN = "raise ImportError('planted: no such thing')\n"
-
-
-def setting(folder: Path, cases: str = "zoo_cases:cases", **changes: Any) -> Setting:
-    """The zoo's claim with cases in a folder."""
-    claim = zoo.claim(plugin={"distribution": "zoo", "module": "zoo", "cases": cases})
-    values: dict[str, Any] = {
-        "claim": claim,
-        "target_name": "lab",
-        "engine": engine.get("fake"),
-        "checkpoint": None,
-        "checkpoint_sha256": "none",
-        "source_sha256": lambda: "0" * 64,
-        "logs": folder / "logs",
-        "folder": folder,
-        "seed": 0,
-        "timeout_s": 120.0,
-        "say": lambda text: None,
-    }
-    return Setting(**(values | changes))
 
 
 Workers = tuple[Worker, Worker]
