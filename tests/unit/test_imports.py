@@ -104,6 +104,7 @@ KIMI_K3 = {
     "plugin": "dims presets config support model layers backend runtime",
     "cases": "dims presets checkpoint cases kernels reference runtime.collective runtime.executor "
     "runtime.step",
+    "training": "dims presets checkpoint reference training",
 }
 KIMI_K3_OUTSIDE = {
     "__init__": "",
@@ -116,6 +117,7 @@ KIMI_K3_OUTSIDE = {
     "runtime.executor": "torch",
     "runtime.collective": "torch",
     "cases": "torch fasttrack.schema fasttrack.correctness.case",
+    "training": "torch safetensors fasttrack.evals.task fasttrack.evals.tasks",
     "*": "numpy torch transformers vllm",
 }
 

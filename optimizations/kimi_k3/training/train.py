@@ -19,7 +19,7 @@ import csv
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,16 @@ class Settings:
 class Run:
     """One training run: weights, optimiser, clock and curve."""
 
-    def __init__(self, settings: Settings, device: torch.device, compiled: bool) -> None:
-        """Initial weights on `device`."""
-        self.settings, self.device, self._compiled = settings, device, compiled
-        self.dims = Dims.from_config(NANO)
+    def __init__(
+        self,
+        settings: Settings,
+        device: torch.device,
+        compiled: bool = False,
+        preset: Mapping[str, Any] = NANO,
+    ) -> None:
+        """Initial weights of `preset` on `device`."""
+        self.settings, self.device = settings, device
+        self.dims = Dims.from_config(preset)
         start = trained.initial(self.dims, settings.seed)
         self.weights = {name: tensor.to(device) for name, tensor in start.items()}
         for name, tensor in self.weights.items():
