@@ -33,7 +33,8 @@ BUILD_LOCK := requirements/build.txt
 ENGINE_LOCK := requirements/cpu-linux-x86_64.txt
 DEV_LOCK := requirements/dev.txt
 PROJECTS := pyproject.toml $(OPTIMIZATION)/pyproject.toml
-CHECKPOINT_SOURCES := $(wildcard $(addprefix $(OPTIMIZATION)/,checkpoint.py presets.py dims.py))
+CHECKPOINT_SOURCES := $(wildcard $(addprefix $(OPTIMIZATION)/,checkpoint.py tokenizer.py presets.py \
+	dims.py weights/k3-nano/weights.safetensors))
 
 # The folder is part of the key: an environment that was moved is not usable.
 digest = $(shell { pwd; cat $(1); } | sha256sum | cut -c-16)

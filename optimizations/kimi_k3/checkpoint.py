@@ -1,17 +1,20 @@
 """Writes the small K3 checkpoints: same bytes on every IEEE machine, digest pinned.
 
-Owns: the generated weights, the byte-level tokenizer, the files of a checkpoint folder and their
-digest. Does not own: names and shapes (`reference.weights`), dimensions (`dims`).
+Owns: the generated weights, the files of a checkpoint folder and their digest. Does not own: the
+trained weights (the files of `weights/`, made by `training`), names and shapes
+(`reference.weights`), dimensions (`dims`), the tokenizer (`tokenizer`).
 Read by: engines and tests, through the folder.
 
-    python -m kimi_k3.checkpoint k3-nano OUT [--seed N]    write, or keep an identical OUT
-    python -m kimi_k3.checkpoint k3-nano OUT --check       compare OUT with the pinned digest
+    python -m kimi_k3.checkpoint k3-nano OUT                  write, or keep an identical OUT
+    python -m kimi_k3.checkpoint k3-nano OUT --check          compare OUT with the pinned digest
+    python -m kimi_k3.checkpoint k3-nano-random OUT --seed N  random weights, for tests of numerics
 
 Prints the digest on stdout. Exit status 0, or 2 with the reason on stderr.
 
 Every file is serialised here rather than by a library, so that the digest depends on no library
-version. Weights use integers, IEEE multiplication, division and square root only: each of those is
-correctly rounded everywhere, which logarithms and cosines are not.
+version. Trained weights are shipped in BF16 and written in FP32, the precision they are judged in:
+that conversion is exact. Generated weights use integers, IEEE multiplication, division and square
+root only: each of those is correctly rounded everywhere, which logarithms and cosines are not.
 """
 
 from __future__ import annotations
@@ -31,31 +34,32 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from kimi_k3.dims import Dims
-from kimi_k3.presets import ARCHITECTURE, MODEL_TYPE, PRESETS
+from kimi_k3.presets import ARCHITECTURE, MODEL_TYPE, NANO, NANO_13, NANO_B4
 from kimi_k3.reference.weights import LM_HEAD, Shape, shapes
+from kimi_k3.tokenizer import CHAT_TEMPLATE, END, EOS, PAD, tokenizer
 
-SPECIALS = ("<|eos|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>")
-BYTES = 256
-EOS, PAD, END = (BYTES + SPECIALS.index(name) for name in ("<|eos|>", "<|pad|>", "<|end|>"))
-
-WRITABLE = tuple(name for name in PRESETS if name != "k3")
-"""Presets small enough to generate."""
+TRAINED = "k3-nano"
+"""The checkpoint whose weights are trained, and therefore have no seed."""
+GENERATED: Mapping[str, Mapping[str, Any]] = {
+    "k3-nano-random": NANO,
+    "k3-nano-13": NANO_13,
+    "k3-nano-b4": NANO_B4,
+}
+"""Checkpoints with weights from a seed, and their configurations."""
+WRITABLE = (TRAINED, *GENERATED)
+SHIPPED = Path(__file__).with_name("weights") / TRAINED / "weights.safetensors"
 
 PINNED: Mapping[str, str] = {
-    "k3-nano": "62a4547fa3b89cec084746723c76052b0cfa73096e153b8890a6bae38e5bf800",
+    "k3-nano": "cf7e8a90eb3944d9bc19dd2600499dded79508936369d80fe7400f35b87f6f29",
+    "k3-nano-random": "62a4547fa3b89cec084746723c76052b0cfa73096e153b8890a6bae38e5bf800",
     "k3-nano-13": "c4159f4bcba0bb50fd7fd5cbd3bbbd4d216037f6f9745b79cfee0b576455184f",
     "k3-nano-b4": "8a8a8503a83c1ed5d8ad272acb6be8591ce39d882a1c12e881ef07b593e233ab",
 }
-"""Digest of each writable preset at seed 0."""
-
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
+"""Digest of each checkpoint, at seed 0 where it has one."""
 
 Array = NDArray[np.float32]
 
@@ -65,14 +69,16 @@ class CheckpointError(Exception):
 
 
 def write(name: str, folder: str | Path, seed: int = 0) -> str:
-    """Write preset `name` to `folder` and return its digest.
+    """Write checkpoint `name` to `folder` and return its digest.
 
     The folder appears whole or not at all. One that already holds exactly these files is kept.
-    Raises CheckpointError for an unknown name, for a folder holding anything else, and where this
-    machine does not reproduce the pinned digest.
+    Raises CheckpointError for an unknown name, a seed of trained weights, a folder holding anything
+    else, and where this machine does not reproduce the pinned digest.
     """
     if name not in WRITABLE:
         raise CheckpointError(f"no checkpoint called {name!r}; known: {', '.join(WRITABLE)}")
+    if name == TRAINED and seed:
+        raise CheckpointError(f"{name} is trained and has no seed; k3-nano-random has")
     folder = Path(folder)
     pinned = PINNED.get(name) if seed == 0 else None
     if pinned is not None and _occupied(folder):
@@ -81,12 +87,15 @@ def write(name: str, folder: str | Path, seed: int = 0) -> str:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write_files(made, PRESETS[name], seed)
+        preset = GENERATED.get(name, NANO)
+        dims = Dims.from_config(preset)
+        _write_files(made, preset, trained(dims) if name == TRAINED else weights(dims, seed))
         result = digest(made)
         if pinned is not None and result != pinned:
             raise CheckpointError(
                 f"{name} came out as {result}, but {pinned} is pinned: "
-                "the generator changed or this machine's arithmetic is not IEEE 754"
+                f"{'the shipped weights' if name == TRAINED else 'the generator'} changed or this "
+                "machine's arithmetic is not IEEE 754"
             )
         made.chmod(0o755)
         if not _moved(made, folder):
@@ -150,8 +159,29 @@ def digest(folder: str | Path) -> str:
 # ---- weights ----------------------------------------------------------------------------------
 
 
+def trained(dims: Dims) -> dict[str, Array]:
+    """Every tensor of the trained checkpoint, float32, by name in file order.
+
+    Raises CheckpointError where the shipped file is not readable or not of these dimensions.
+    """
+    try:
+        stored = load_file(SHIPPED)
+        found = {name: stored[name].float().numpy() for name in shapes(dims)}
+    except (OSError, SafetensorError, KeyError) as error:
+        raise CheckpointError(f"cannot read the trained weights {SHIPPED}: {error}") from error
+    return {name: _released(name, value, dims) for name, value in found.items()}
+
+
+def _released(name: str, value: Array, dims: Dims) -> Array:
+    """`value` in the form of the released checkpoint, whose A_log is longer than the number of
+    heads and zero there."""
+    if not name.endswith(".A_log"):
+        return value
+    return np.concatenate((value, np.zeros(2 * dims.kda_heads - len(value), np.float32)))
+
+
 def weights(dims: Dims, seed: int = 0) -> dict[str, Array]:
-    """Every tensor of the checkpoint, float32, by name in file order.
+    """Every tensor of a generated checkpoint, float32, by name in file order.
 
     Each tensor has its own stream, keyed by `seed` and its name, so that adding a tensor moves no
     other. Scales are those of a network whose greedy decode neither collapses nor saturates.
@@ -163,11 +193,9 @@ def _tensor(name: str, shape: Shape, dims: Dims, seed: int) -> Array:
     count = math.prod(shape)
     raw = _stream(name, seed, count)
     if name.endswith(".A_log"):
-        # Sixteenths from 0 to 22/16: decay rates 1 to 4, without a logarithm. The released tensor
-        # is longer than the number of heads and zero there; so is this one.
-        value = np.zeros(2 * dims.kda_heads)
-        value[:count] = (raw % np.uint64(23)).astype(np.float64) / 16.0
-        return value.astype(np.float32)
+        # Sixteenths from 0 to 22/16: decay rates 1 to 4, without a logarithm.
+        value = (raw % np.uint64(23)).astype(np.float64) / 16.0
+        return _released(name, value.astype(np.float32), dims)
     if name.endswith(".dt_bias"):
         value = (raw >> np.uint64(48)).astype(np.float64) * (-4.0 / 65536.0)
     else:
@@ -207,13 +235,13 @@ def _normal(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
 # ---- files ------------------------------------------------------------------------------------
 
 
-def _write_files(folder: Path, preset: Mapping[str, Any], seed: int) -> None:
+def _write_files(folder: Path, preset: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
     dims = Dims.from_config(preset)
     ids = {"eos_token_id": EOS, "pad_token_id": PAD}
     config = {"architectures": [ARCHITECTURE], "model_type": MODEL_TYPE, "dtype": "float32"}
     _write_json(folder / "config.json", {**config, **ids, **preset})
     _write_json(folder / "generation_config.json", {**ids, "eos_token_id": [EOS, END]})
-    _write_json(folder / "tokenizer.json", _tokenizer(dims.vocab))
+    _write_json(folder / "tokenizer.json", tokenizer(dims.vocab))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|eos|>",
@@ -223,7 +251,7 @@ def _write_files(folder: Path, preset: Mapping[str, Any], seed: int) -> None:
         "chat_template": CHAT_TEMPLATE,
     }
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
-    _write_tensors(folder / "model.safetensors", weights(dims, seed))
+    _write_tensors(folder / "model.safetensors", tensors)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -244,51 +272,6 @@ def _write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
         stream.write(struct.pack("<Q", len(text)) + text)
         for tensor in tensors.values():
             stream.write(tensor.astype("<f4").tobytes())
-
-
-def _tokenizer(vocab: int) -> dict[str, Any]:
-    """Byte-level BPE without merges: token id = byte value, then specials up to `vocab`."""
-    names = SPECIALS + tuple(f"<|extra_{n}|>" for n in range(vocab - BYTES - len(SPECIALS)))
-    flags = {key: False for key in ("single_word", "lstrip", "rstrip", "normalized")}
-    added = [
-        {"id": BYTES + n, "content": name, "special": True, **flags} for n, name in enumerate(names)
-    ]
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": False,
-    }
-    model: dict[str, Any] = {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-        "vocab": {character: byte for byte, character in enumerate(_byte_characters())},
-        "merges": [],
-    }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": model,
-    }
-
-
-def _byte_characters() -> list[str]:
-    """The printable character by which byte-level BPE writes each byte value."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    stand_in = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(stand_in)) for byte in range(BYTES)]
 
 
 # ---- command ----------------------------------------------------------------------------------

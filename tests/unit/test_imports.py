@@ -90,7 +90,8 @@ KIMI_K3 = {
     "presets": "",
     "config": "dims presets",
     "reference": "dims reference",
-    "checkpoint": "dims presets reference.weights",
+    "tokenizer": "",
+    "checkpoint": "dims presets tokenizer reference.weights",
     "kernels.common": "dims",
     "kernels.*.portable": "dims kernels.common kernels.*.portable",
     "kernels.*.prepared": "dims kernels.common kernels.*.portable kernels.*.prepared",
@@ -104,14 +105,15 @@ KIMI_K3 = {
     "plugin": "dims presets config support model layers backend runtime",
     "cases": "dims presets checkpoint cases kernels reference runtime.collective runtime.executor "
     "runtime.step",
-    "training": "dims presets checkpoint reference training",
+    "training": "dims presets tokenizer checkpoint reference training",
 }
 KIMI_K3_OUTSIDE = {
     "__init__": "",
     "dims": "",
     "presets": "",
     "config": "transformers",
-    "checkpoint": "numpy",
+    "checkpoint": "numpy safetensors",
+    "tokenizer": "",
     "reference": "torch safetensors",
     "kernels": "torch",
     "runtime.executor": "torch",

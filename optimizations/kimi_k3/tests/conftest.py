@@ -49,5 +49,5 @@ def build() -> Callable[..., Model]:
 
 @pytest.fixture(scope="session")
 def nano() -> Model:
-    """The whole k3-nano in FP32."""
+    """The whole k3-nano-random in FP32."""
     return _generate(NANO, torch.float32)

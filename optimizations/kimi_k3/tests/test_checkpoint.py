@@ -1,10 +1,11 @@
-"""Protects: a generated checkpoint is the same everywhere, whole, and not taken for another."""
+"""Protects: a checkpoint is the same everywhere, whole, and not taken for another."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import random
 import shutil
 import struct
 from pathlib import Path
@@ -17,12 +18,24 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fasttrack.evals.tasks import long_chain, mrcr_synthetic
+from fasttrack.evals.tasks.dialogue import Turn, render, tokens
 from kimi_k3 import checkpoint
-from kimi_k3.checkpoint import PINNED, WRITABLE, CheckpointError, digest, main, verify, write
+from kimi_k3.checkpoint import (
+    PINNED,
+    SHIPPED,
+    WRITABLE,
+    CheckpointError,
+    digest,
+    main,
+    verify,
+    write,
+)
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO, NANO_13
 from kimi_k3.reference import decoder
 from kimi_k3.reference.weights import load, shapes
+from kimi_k3.training.data import encode
 
 Q_PROJ = "language_model.model.layers.0.self_attn.q_proj.weight"
 A_LOG = "language_model.model.layers.0.self_attn.A_log"
@@ -33,6 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A written k3-nano. Tests that change it work on a copy."""
     path = tmp_path_factory.mktemp("checkpoint") / "k3-nano"
     write("k3-nano", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A written k3-nano-random."""
+    path = tmp_path_factory.mktemp("checkpoint") / "k3-nano-random"
+    write("k3-nano-random", path)
     return path
 
 
@@ -87,11 +108,11 @@ def test_normals_have_the_moments_of_normals() -> None:
     assert 3.0 < float(np.abs(embedding).max()) < 3.47
 
 
-def test_a_log_is_exact_and_longer_than_the_heads(folder: Path) -> None:
-    stored = load_file(folder / "model.safetensors")[A_LOG]
+def test_a_log_is_exact_and_longer_than_the_heads(generated: Path) -> None:
+    stored = load_file(generated / "model.safetensors")[A_LOG]
     assert stored.shape == (8,)
     assert not stored[4:].any() and torch.equal(stored * 16, (stored * 16).round())
-    dims, loaded = load(folder)
+    dims, loaded = load(generated)
     assert loaded[A_LOG].shape == (dims.kda_heads,)
 
 
@@ -169,8 +190,28 @@ def test_other_arithmetic_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     honest = checkpoint._normal
     monkeypatch.setattr(checkpoint, "_normal", lambda raw: honest(raw) * (1.0 + 1e-7))
     with pytest.raises(CheckpointError, match="is pinned"):
-        write("k3-nano", tmp_path / "out")
+        write("k3-nano-random", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_trained_weights_have_no_seed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="k3-nano-random has"):
+        write("k3-nano", tmp_path / "out", seed=1)
+
+
+@pytest.mark.parametrize("fault", ["one bit", "cut short", "gone"])
+def test_a_damaged_shipped_file_makes_no_checkpoint(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a large-file pointer in place of the file, or a merge that touched it."""
+    path, content = tmp_path / "weights.safetensors", bytearray(SHIPPED.read_bytes())
+    content[-1] ^= 1
+    if fault != "gone":
+        path.write_bytes(content if fault == "one bit" else content[:130])
+    monkeypatch.setattr(checkpoint, "SHIPPED", path)
+    with pytest.raises(CheckpointError, match=r"shipped weights changed|cannot read"):
+        write("k3-nano", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_command_prints_only_the_digest(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,8 +236,20 @@ def test_safetensors_file_is_complete(folder: Path) -> None:
     assert length % 8 == 0
 
 
-def test_written_weights_are_the_generated_ones(folder: Path) -> None:
-    stored = load_file(folder / "model.safetensors")
+def test_written_weights_are_the_shipped_ones(folder: Path) -> None:
+    stored, shipped = load_file(folder / "model.safetensors"), load_file(SHIPPED)
+    assert stored.keys() == shipped.keys()
+    for name, tensor in shipped.items():
+        kept = stored[name][: len(tensor)]
+        assert kept.dtype == torch.float32 and torch.equal(kept, tensor.float()), name
+        assert not stored[name][len(tensor) :].any(), name
+    facts = json.loads(SHIPPED.with_name("config.json").read_text())
+    assert facts["weights_sha256"] == hashlib.sha256(SHIPPED.read_bytes()).hexdigest()
+    assert SHIPPED.stat().st_size < 20e6
+
+
+def test_written_weights_are_the_generated_ones(generated: Path) -> None:
+    stored = load_file(generated / "model.safetensors")
     for name, array in checkpoint.weights(Dims.from_config(NANO)).items():
         assert torch.equal(stored[name], torch.from_numpy(array)), name
 
@@ -221,6 +274,21 @@ def test_chat_template(folder: Path) -> None:
     assert [n for n in tokenizer(text).input_ids if n > 255] == [260, 261, 258, 261, 259]
     stops = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     assert tokenizer.convert_ids_to_tokens(stops) == ["<|eos|>", "<|end|>"]
+
+
+def test_eval_prompts_are_what_the_chat_path_gives(folder: Path) -> None:
+    """Evals send rendered text or messages: the model must see the tokens it was trained on."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    rng = random.Random(1)
+    dialogue = mrcr_synthetic.turns(mrcr_synthetic.haystack(rng, 6, 2))
+    asked = [Turn("user", long_chain.chain(rng, 5).question)]
+    for turns in ([*dialogue, Turn("user", "prepend x to poem 2 about tea")], asked):
+        talk = [{"role": turn.role, "content": turn.text} for turn in turns]
+        text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        assert text == render(turns)
+        assert tokenizer(text, add_special_tokens=False).input_ids == encode(text)
+        assert len(encode(text)) == tokens(text)
 
 
 # ---- loading refuses wrong checkpoints ----------------------------------------------------------

@@ -64,7 +64,7 @@ DRAFTS = {
 @pytest.fixture(scope="module")
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "nano"
-    checkpoint.write("k3-nano", folder)
+    checkpoint.write("k3-nano-random", folder)
     return folder
 
 

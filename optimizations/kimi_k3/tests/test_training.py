@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,13 @@ from transformers import PreTrainedTokenizerFast
 
 from fasttrack.evals.tasks import long_chain, mrcr_synthetic
 from fasttrack.evals.tasks.dialogue import render, tokens
-from kimi_k3.checkpoint import END, _tokenizer
+from kimi_k3.checkpoint import SHIPPED
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO
 from kimi_k3.reference import decoder, kda
-from kimi_k3.training import data, evaluate, train
+from kimi_k3.tokenizer import END
+from kimi_k3.tokenizer import tokenizer as tokenizer_json
+from kimi_k3.training import data, evaluate, plot, train
 from kimi_k3.training import weights as trained
 from kimi_k3.training.delta import CHUNK, delta_rule, unit_inverse
 from kimi_k3.training.forward import Decoder
@@ -148,7 +151,7 @@ def test_batches_depend_on_their_number_only() -> None:
 
 
 def test_encoding_is_the_tokenizers(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(json.dumps(_tokenizer(NANO["vocab_size"])))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(NANO["vocab_size"])))
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for item in (mrcr_synthetic.items(0, 1, 2, 200, 400)[0], long_chain.items(0, 1, 4)[0]):
         ids = data.encode(item.prompt)
@@ -205,3 +208,26 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypat
     stored = load_file(tmp_path / "weights.safetensors")
     assert stored.keys() == trained.unstack(whole.weights, whole.dims).keys()
     assert (tmp_path / "curve.csv").read_text().startswith("step,seconds,tokens")
+
+
+# ---- what is shipped ----------------------------------------------------------------------------
+
+BAND = 0.03
+"""Of 200 items: rounding on another machine may turn some answers, six of them at most."""
+
+
+def test_the_shipped_run_is_the_scripts_own() -> None:
+    facts = json.loads(SHIPPED.with_name("config.json").read_text())
+    settings = train.Settings(train.PLAN, 3e-3, 0.35, 0, None)
+    assert facts["settings"] == json.loads(json.dumps(asdict(settings)))
+    assert facts["steps"] == sum(stage.steps for stage in train.PLAN)
+
+
+def test_the_curve_is_drawn_from_the_shipped_numbers() -> None:
+    folder = SHIPPED.parent
+    assert plot.draw(*plot.read(folder)) == (folder / "curve.svg").read_text()
+
+
+def test_a_folder_without_a_run_has_no_curve(tmp_path: Path, capsys) -> None:
+    assert plot.main([str(tmp_path)]) == 2
+    assert "no curve to draw" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from torch import Tensor
 from fasttrack.evals.task import Item
 from fasttrack.evals.tasks import long_chain, mrcr_synthetic
 from fasttrack.evals.tasks.dialogue import Turn
-from kimi_k3.checkpoint import BYTES, END, PAD, SPECIALS
+from kimi_k3.tokenizer import BYTES, END, PAD, SPECIALS
 
 MARKERS = {role: BYTES + SPECIALS.index(f"<|{role}|>") for role in ("user", "assistant")}
 NEEDLES = (1, 2, 2, 2, 2, 4, 4, 8)

@@ -14,7 +14,7 @@ import torch
 
 from fasttrack.evals.task import Item
 from fasttrack.evals.tasks import long_chain, mrcr_synthetic
-from kimi_k3.checkpoint import PAD
+from kimi_k3.tokenizer import PAD
 from kimi_k3.training.data import examples
 from kimi_k3.training.delta import CHUNK
 from kimi_k3.training.forward import Decoder

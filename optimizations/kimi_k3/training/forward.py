@@ -35,8 +35,9 @@ class Decoder:
         """Keep `weights` by reference: whoever changes them in place changes the decoder."""
         self.dims = dims
         self.weights = dict(weights)
-        # Shapes are few and fixed, but a residual site is another graph for each bank.
-        torch._dynamo.config.recompile_limit = 64
+        if compiled:
+            # Shapes are few and fixed, but a residual site is another graph for each bank.
+            torch._dynamo.config.recompile_limit = 64
         wrap: Callable[[Any], Any] = (
             partial(torch.compile, dynamic=False, fullgraph=True) if compiled else _as_is
         )
