@@ -129,7 +129,8 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
         units.append(Unit(stage, f"{name}-{key}", spec, cost_s))
 
     add("isolation", "scope", 0.1, check="scope")
-    add("isolation", "neighbour", 2 * boot, check="neighbour")
+    add("isolation", "neighbour", 3 * boot, check="neighbour")
+    add("isolation", "model", 2 * boot, check="model")
     for op in claim.scope.ops:
         calls = 12 * (8 * amounts.seeds + 40 + amounts.few_repeats) + amounts.repeats
         cost = calls * OP_S.get(engine, 0.1) + 5.0

@@ -26,7 +26,29 @@ FAULTS = (
     *("no_path", "prefill_specialised", "base_specialised", "wrong_token", "broken_json"),
     *("lost_stop", "ignores_seed", "no_logprobs", "stale_prefix", "shed_load", "changed_build"),
     *("slow", "falls_back_in_evals", "falls_back_above_8"),
+    *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
+    *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
 )
+FACTS = {
+    "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},
+    "objects": {"engine.core:Engine.sampler": "engine.sample.Sampler"},
+    "operators": {"engine::mix": "stock"},
+    "architectures": {"LlamaForCausalLM": "engine.llama"},
+    "environment": {"HOME": "stock"},
+    "torch": {"threads": "1"},
+    "hooks": {"atexit": "0"},
+}
+"""What there is to inspect; `ISOLATION_FAULTS` change one of these, wherever a plugin is there."""
+ISOLATION_FAULTS = {
+    "patched_at_import": ("code", "engine.sample:Sampler.forward", "planted"),
+    "registers_op": ("operators", "engine::mix", "planted"),
+    "takes_architecture": ("architectures", "LlamaForCausalLM", "planted"),
+    "sets_variable": ("environment", "PLANTED", "1"),
+    "sets_flag": ("torch", "threads", "8"),
+    "leaves_hook": ("hooks", "atexit", "1"),
+    "patched_when_on": ("code", "engine.core:Scheduler.schedule", "planted"),
+    "patched_model": ("objects", "engine.core:Engine.sampler", "planted.Sampler"),
+}
 SWITCH = "decode_backend"
 BLOCK = 128
 STEP_S = 2e-3
@@ -54,6 +76,8 @@ class Backend:
             raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {', '.join(FAULTS)}")
         self._fault = fault if options.get("fault_arm", "candidate") == arm else None
         self._session = session
+        self._isolation_fault = self._planted(fault, session, plugin is not None,
+                                              additional_config)  # fmt: skip
         self._specialised = additional_config.get(SWITCH) == "latency_specialized"
         self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
         if self._fault == "slow":
@@ -84,10 +108,21 @@ class Backend:
                 "max_num_batched_tokens": self._budget,
                 "prefix_caching": True,
             },
-            state={"registered_ops": "none", "environment": "clean"},
             prepared_batches=(1, 2, 4, 8, 16, 32, 64),
         )
         return info.json_value()
+
+    @staticmethod
+    def _planted(
+        fault: str | None, session: str, installed: bool, additional_config: dict[str, Any]
+    ) -> str | None:
+        """The fault of the isolation stage that shows in this session, if any."""
+        on = additional_config.get(SWITCH) == "latency_specialized"
+        if fault == "patched_model":
+            return fault if on and not session.startswith("neighbour") else None
+        if fault == "patched_when_on":
+            return fault if on else None
+        return fault if installed else None
 
     def encode(self, texts: Sequence[str]) -> dict[str, Any]:
         """Bytes are tokens."""
@@ -146,6 +181,16 @@ class Backend:
             spent += size
             made[index] += size > 0 and waiting[index] == 0
         return spent
+
+    def inspect(self) -> dict[str, Any]:
+        """The same facts in every boot, but for what a fault of the isolation stage plants."""
+        facts: dict[str, dict[str, str]] = {group: dict(one) for group, one in FACTS.items()}
+        here = self._isolation_fault
+        if here in ISOLATION_FAULTS:
+            group, name, value = ISOLATION_FAULTS[here]
+            facts[group][name] = value
+        own = {"planted": f"tests/{here}.py"} if here == "loads_a_test" else {}
+        return {"facts": {**facts, "modules": own}}
 
     def end(self) -> dict[str, Any]:
         """Resident memory is not simulated."""
@@ -224,6 +269,8 @@ class Backend:
             if seed is None or self._fault == "ignores_seed":
                 seed = self._random.getrandbits(32)
             salt = str(seed).encode()
+        if self._isolation_fault == "changes_neighbour":
+            salt += b"planted"
         if self._fault == "wrong_token" or (self._fault == "stale_prefix" and cached):
             salt += b"planted"
         state = hashlib.sha256(salt + json.dumps(list(request.prompt)).encode()).digest()
@@ -258,6 +305,7 @@ if __name__ == "__main__":
             "start": backend.start,
             "encode": backend.encode,
             "generate": backend.generate,
+            "inspect": backend.inspect,
             "end": backend.end,
         },
         default_code="ENG-006",

@@ -65,7 +65,6 @@ class Backend:
         wanted = self._plugin.vllm_plugins if self._plugin else ()
         # An empty list switches every plugin off; an unset variable would load all of them.
         os.environ["VLLM_PLUGINS"] = ",".join(wanted)
-        before = _environment_digest()
         if self._plugin:
             self._import_plugin(self._plugin)
         from vllm import LLM
@@ -83,7 +82,6 @@ class Backend:
         return SessionInfo(
             switch=evidence.get("switch"),
             fingerprint=self._fingerprint(),
-            state={**_global_state(), "environment": str(_environment_digest() == before)},
             prepared_batches=tuple(evidence.get("prepared_batches", ())),
         ).json_value()
 
@@ -163,6 +161,13 @@ class Backend:
         while self._engine.has_unfinished_requests():
             self._engine.step()
 
+    def inspect(self) -> dict[str, Any]:
+        """Names of everything loaded and set in this process."""
+        from fasttrack.engine import _vllm_state
+
+        root = self._plugin.module.partition(".")[0] if self._plugin else None
+        return {"facts": _vllm_state.facts(None if root == "vllm" else root)}
+
     def end(self) -> dict[str, Any]:
         """Peak resident memory of this process, MiB."""
         return {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
@@ -183,6 +188,7 @@ class Backend:
                 "max_model_len": 256,
                 "max_num_seqs": 4,
                 "dtype": "float32",
+                "additional_config": dict(additional_config),
             }
         arguments = {
             **common,
@@ -363,34 +369,9 @@ def _sha(values: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(sorted(values)).encode()).hexdigest()
 
 
-def _environment_digest() -> str:
-    return _sha([f"{k}={v}" for k, v in os.environ.items() if not k.startswith("VLLM_PLUGINS")])
-
-
 def _installed_digest() -> str:
     """Digest over name and version of every installed distribution."""
     return _sha([f"{d.metadata['Name']}=={d.version}" for d in distributions()])
-
-
-def _global_state() -> dict[str, str]:
-    """Digests of what a plugin could change for everybody."""
-    import torch
-    from vllm import ModelRegistry
-
-    ops = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
-    flags = [
-        str(torch.get_default_dtype()),
-        str(torch.is_grad_enabled()),
-        str(torch.are_deterministic_algorithms_enabled()),
-        str(torch.get_float32_matmul_precision()),
-        str(torch.backends.mkldnn.enabled),
-        str(torch.get_num_threads()),
-    ]
-    return {
-        "registered_ops": _sha(ops),
-        "torch_flags": _sha(flags),
-        "architectures": ",".join(sorted(ModelRegistry.get_supported_archs())),
-    }
 
 
 if __name__ == "__main__":
@@ -400,6 +381,7 @@ if __name__ == "__main__":
             "start": backend.start,
             "encode": backend.encode,
             "generate": backend.generate,
+            "inspect": backend.inspect,
             "end": backend.end,
         },
         default_code="ENG-006",

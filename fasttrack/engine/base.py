@@ -1,8 +1,8 @@
 """The engine protocol: what every room may ask of an engine, and the nouns it speaks in.
 
 Owns: `Launch`, `Sampling`, `Request`, `Session`, `Engine` and what a child answers: `SessionInfo`,
-`Encoded`, `Generation`, `Answer`, `End`. Knows no flags of any engine: an engine is a child module
-that answers ``start``, ``encode``, ``generate``, ``end``.
+`Encoded`, `Generation`, `Answer`, `Inspection`, `End`. Knows no flags of any engine: an engine is a
+child module that answers ``start``, ``encode``, ``generate``, ``inspect``, ``end``.
 """
 
 from __future__ import annotations
@@ -85,14 +85,20 @@ class End(Frozen):
     peak_rss_mib: float | None
 
 
+class Inspection(Frozen):
+    """What the engine's process consists of, for the isolation stage to compare between boots."""
+
+    facts: Mapping[str, Mapping[str, str]]
+    """Group (`code`, `objects`, `operators`, `architectures`, `environment`, `torch`, `hooks`,
+    `modules`) -> name -> short text, equal in every boot of the same engine."""
+
+
 class SessionInfo(Frozen):
     """What a started engine says about itself."""
 
     switch: str | None
     """Effective switch value as the optimization reports it; null when it reports none."""
     fingerprint: Mapping[str, str | int | float | bool | None]
-    state: Mapping[str, str]
-    """Digests of global state (registered ops, environment, flags) for the isolation stage."""
     prepared_batches: tuple[int, ...] = ()
 
 
@@ -143,6 +149,11 @@ class Session:
             full_decode_steps=full_decode_steps,
         )
         return _parsed(self._child, "generate", Generation, answer)
+
+    def inspect(self) -> Inspection:
+        """What the process consists of now; call it after the engine has worked."""
+        answer, _ = self._child.call("inspect", self._timeout_s)
+        return _parsed(self._child, "inspect", Inspection, answer)
 
     def __enter__(self) -> Session:
         return self

@@ -1,16 +1,17 @@
 """Stage 2: the change stays in its files, and what it does not own stays stock.
 
 Unit `scope` looks at files: which ones changed (`changes`), and what their source would do
-(`source`). Unit `neighbour` looks at running engines (`neighbour`). Read by the pipeline.
+(`source`). Units `neighbour` and `model` look at running engines (`engines`): an unrelated model,
+and the claimed one. Read by the pipeline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fasttrack.engine.setting import Setting
-from fasttrack.isolation import changes, neighbour, source
+from fasttrack.isolation import changes, engines, source
 from fasttrack.schema import Check, Record
 from fasttrack.schema.record import IsolationRecord
 
@@ -25,9 +26,7 @@ SUBJECTS: Mapping[str, str] = {
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """Measure one check of the stage."""
-    if spec["check"] == "scope":
-        return static(setting)
-    return neighbour.run(setting)
+    return UNITS[spec["check"]](setting)
 
 
 def static(setting: Setting) -> list[Record]:
@@ -52,3 +51,10 @@ def static(setting: Setting) -> list[Record]:
             )
         )
     return records
+
+
+UNITS: Mapping[str, Callable[[Setting], list[Record]]] = {
+    "scope": static,
+    "neighbour": engines.neighbour,
+    "model": engines.model,
+}

@@ -22,7 +22,8 @@ UNITS: Mapping[str, Mapping[str, str]] = {
         "environment": "ISO-ENV",
         "torch": "ISO-TORCH",
     },
-    "neighbour": {"neighbour": "ISO-DIFF"},
+    "neighbour": {"neighbour": "ISO-DIFF", "code": "ISO-CODE", "switched-on": "ISO-ON"},
+    "model": {"model": "ISO-SPREAD"},
 }
 """Unit of the stage -> the subjects it leaves records of, each with the code of its failures."""
 MOST_TOLD = 6
@@ -46,8 +47,10 @@ def _verdict(case: Case, subject: str, code: str, records: list[IsolationRecord]
     open_ = [finding for finding in findings if not allowed(finding, case.policy)]
     reason, state = "OK", State.PASS
     detail = f"{len(checks)} checks hold: {', '.join(c.name for c in checks)}"
-    if broken or open_:
-        reason, state = code, State.FAIL
+    if any(check.name == "refused" and check.observed is True for check in checks):
+        reason, detail = "ISO-REFUSED", "; ".join(r.message for r in records)
+    elif broken or open_:
+        reason, state = open_[0].code if open_ else code, State.FAIL
         detail = _listed([*map(_finding, open_), *map(_check, broken)])
     elif findings:
         reason = "ISO-DECLARED"

@@ -113,6 +113,31 @@ REASONS: dict[str, Explanation] = {
         "The source changes a global setting of torch, or an operator that other models use.",
         "Set it in a context manager of its own that sets it back, inside the switched path.",
     ),
+    "ISO-CODE": Explanation(
+        "With the plugin installed and its switch off, loaded code of the engine is not stock: a "
+        "function, method, registry or object differs.",
+        "The detail names module and function. Nothing may be replaced before the switch is on, "
+        "and nothing outside the claimed model even then.",
+    ),
+    "ISO-ON": Explanation(
+        "With the switch on, an unrelated model is not stock: its answers, the engine's code or a "
+        "global setting differ.",
+        "The switch must act on the claimed model only; look for work done when it is read.",
+    ),
+    "ISO-SPREAD": Explanation(
+        "On the claimed model, switching on changes code or settings outside the optimization's "
+        "own modules.",
+        "The detail names module and function. Put the work into the model's own layers.",
+    ),
+    "ISO-COPY": Explanation(
+        "The engine loaded other files of the optimization than those that were judged.",
+        "Install the folder itself (`pip install -e FOLDER`), and load no tests from its code.",
+    ),
+    "ISO-REFUSED": Explanation(
+        "With the switch on, the engine refuses to start an unrelated model and says why, so "
+        "nothing of it can differ.",
+        "Nothing to do; users of other models in the same process have to leave the switch off.",
+    ),
     "ISO-DECLARED": Explanation(
         "Policy lets all findings be: the claim declares them, or policy names the files.",
         "Nothing to do; the report lists them, with the author's sentences.",

@@ -75,7 +75,19 @@ def test_it_tells_what_it_is(session: Session) -> None:
     info = session.info
     assert info.switch is None
     assert {"engine", "max_model_len", "max_num_batched_tokens"} <= set(info.fingerprint)
-    assert info.state
+
+
+def test_it_can_be_inspected_and_stays_the_same(session: Session) -> None:
+    groups = {"code", "objects", "operators", "architectures", "environment", "torch", "hooks"}
+    ask(session)
+    first = session.inspect().facts
+    assert groups <= set(first) and all(first[group] for group in groups)
+    ask(session)
+    second = session.inspect().facts
+    # An engine may load more of itself while it works; what was there does not move.
+    assert {g: {k: second[g].get(k) for k in first[g]} for g in groups} == {
+        g: dict(first[g]) for g in groups
+    }
 
 
 def test_answers_come_in_order_and_whole(session: Session) -> None:

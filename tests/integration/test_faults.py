@@ -51,6 +51,16 @@ STOPPED = (
 )
 CELL = "decode/batch=2/context_tokens=128"
 JUDGED = (
+    Judged("patched_at_import", "isolation", (("ISO-CODE", "code"), ("ISO-ON", "switched-on"))),
+    Judged("registers_op", "isolation", (("ISO-DIFF", "neighbour"),)),
+    Judged("takes_architecture", "isolation", (("ISO-DIFF", "neighbour"),)),
+    Judged("sets_variable", "isolation", (("ISO-DIFF", "neighbour"),)),
+    Judged("sets_flag", "isolation", (("ISO-DIFF", "neighbour"),)),
+    Judged("leaves_hook", "isolation", (("ISO-DIFF", "neighbour"),)),
+    Judged("changes_neighbour", "isolation", (("ISO-DIFF", "neighbour"),)),
+    Judged("patched_when_on", "isolation", (("ISO-ON", "switched-on"), ("ISO-SPREAD", "model"))),
+    Judged("patched_model", "isolation", (("ISO-SPREAD", "model"),)),
+    Judged("loads_a_test", "isolation", (("ISO-COPY", "model"),)),
     Judged("no_path", "features", (("PATH-NONE", "features/candidate"),)),
     Judged("no_path", "perf", (("PATH-NONE", CELL), ("SPD-SENTENCE", "sentence"))),
     Judged("falls_back_in_evals", "evals", (("PATH-NONE", "evals/candidate"),)),

@@ -99,9 +99,9 @@ def test_the_path_evidence_is_there(home: Path, validated: Ran) -> None:
 
 
 def test_progress_is_told_in_plain_lines(validated: Ran) -> None:
-    assert "15 units of work; about" in validated.err
-    assert "[1/15] isolation: scope" in validated.err
-    assert "[15/15] perf: block1" in validated.err
+    assert "16 units of work; about" in validated.err
+    assert "[1/16] isolation: scope" in validated.err
+    assert "[16/16] perf: block1" in validated.err
     assert "s left" in validated.err
     assert "Not tested by this run" in validated.err
     assert "verify: fasttrack verify submissions/demo-fake-" in validated.err

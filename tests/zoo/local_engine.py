@@ -10,7 +10,7 @@ from typing import Any
 import zoo_records as zoo
 
 from fasttrack.engine._fake_child import Backend
-from fasttrack.engine.base import Engine, Generation, Launch, Request, SessionInfo
+from fasttrack.engine.base import Engine, Generation, Inspection, Launch, Request, SessionInfo
 from fasttrack.engine.serve import Coded
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import RunError
@@ -43,6 +43,10 @@ class LocalSession:
             return Generation.model_validate(self._backend.generate(asked, full_decode_steps))
         except Coded as error:
             raise RunError(error.code, str(error)) from error
+
+    def inspect(self) -> Inspection:
+        """As `Session.inspect`."""
+        return Inspection.model_validate(self._backend.inspect())
 
     def __enter__(self) -> LocalSession:
         return self

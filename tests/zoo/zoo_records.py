@@ -124,8 +124,11 @@ def isolation(**broken: Any) -> list[Record]:
     (subject, finding) pairs."""
     found: Sequence[tuple[str, IsolationFinding]] = broken.pop("found", ())
     source = ("scope", "protected", "imports", "patches", "environment", "torch")
-    bounds = {name: {"files": 3} for name in source} | {
-        "neighbour": {"tokens_equal": 4, "ops": "a1"}
+    bounds: dict[str, dict[str, Any]] = {name: {"files": 3} for name in source} | {
+        "neighbour": {"tokens_equal": 4, "ops": "a1"},
+        "code": {"code": "c0"},
+        "switched-on": {"tokens_equal": 4, "code": "c0"},
+        "model": {"code": "c0"},
     }
     return [
         IsolationRecord(

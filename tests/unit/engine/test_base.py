@@ -14,7 +14,7 @@ from fasttrack.engine.channel import Child
 from fasttrack.errors import FasttrackError, RunError, UsageError
 from fasttrack.schema import Target
 
-INFO = {"switch": "auto", "fingerprint": {"engine": "x"}, "state": {}}
+INFO = {"switch": "auto", "fingerprint": {"engine": "x"}}
 ANSWER = {"token_ids": [1], "text": "a", "finish_reason": "length"}
 TARGET = Target(engine="x", role="development", grid={"batch": [1], "context_tokens": [8]})
 

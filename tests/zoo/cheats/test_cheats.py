@@ -450,13 +450,17 @@ ISOLATION = (
     isolated("declares_what_policy_does_not_let_be", "patches", "ISO-PATCH", exempt="It is so."),
     Cheat("no_file_read", zoo.honest_run(isolation=zoo.isolation(files=0)), "imports", State.FAIL,
           "ISO-IMPORT", "files: 0"),
+    isolated("patched_before_the_switch", "code", "ISO-CODE", "vllm.v1.sample.sampler:Sampler"),
+    isolated("patches_only_when_switched_on", "switched-on", "ISO-ON", "vllm.v1.core:f"),
+    isolated("patches_around_its_model", "model", "ISO-SPREAD", "vllm.v1.core:f"),
+    isolated("runs_other_files_than_were_judged", "model", "ISO-COPY", "zoo/ops.py"),
     Cheat("neighbour_changed", zoo.honest_run(isolation=zoo.isolation(tokens_equal=3)),
           "neighbour", State.FAIL, "ISO-DIFF", "tokens_equal: 3"),
     Cheat("op_registered", zoo.honest_run(isolation=zoo.isolation(ops="b2")), "neighbour",
           State.FAIL, "ISO-DIFF", "ops: 'b2'"),
     Cheat("value_gone", zoo.honest_run(isolation=zoo.isolation(ops=None)), "neighbour",
           State.FAIL, "ISO-DIFF", "ops: None"),
-    Cheat("never_checked", zoo.honest_run(isolation=zoo.isolation()[:-1]), "neighbour",
+    Cheat("never_checked", zoo.honest_run(isolation=zoo.isolation()[:6]), "neighbour",
           State.MISSING, "NO-RECORDS"),
 )  # fmt: skip
 
@@ -483,7 +487,7 @@ def test_names_are_unique() -> None:
 def test_every_reason_of_the_rules_has_a_cheat() -> None:
     planted = {cheat.reason for cheat in CHEATS}
     by_stages = {"RUN-PARTIAL"}
-    good = {"OK", "FEAT-DECLARED", "ISO-DECLARED", "SPD-FASTER"}
+    good = {"OK", "FEAT-DECLARED", "ISO-DECLARED", "ISO-REFUSED", "SPD-FASTER"}
     assert planted | by_stages | good == set(REASONS)
 
 

@@ -69,6 +69,22 @@ NAMED: dict[str, Any] = {
 CASES = (
     Honest("plain", zoo.honest_run(), "sentence", State.PASS),
     Honest(
+        "declares_what_policy_lets_be",
+        zoo.honest_run(
+            isolation=zoo.isolation(found=[("torch", zoo.finding("ISO-TORCH", exempt="A script."))])
+        ),
+        "torch",
+        State.PASS,
+    ),
+    Honest(
+        "a_line_in_the_changelog_besides",
+        zoo.honest_run(
+            isolation=zoo.isolation(found=[("scope", zoo.finding("ISO-SCOPE", "CHANGELOG.md"))])
+        ),
+        "scope",
+        State.PASS,
+    ),
+    Honest(
         "better_than_stock",
         zoo.honest_run(kernels=zoo.kernels([zoo.errors(0.1), zoo.errors(0.11)])),
         "mix/batch=1",
