@@ -21,6 +21,8 @@ from fasttrack.schema import Check
 
 PACE = 3.0
 """Bound in the record; the rule has its own."""
+SLACK_S = 2e-3
+"""Added to both sides of a ratio of times: a clock across processes tells nothing below it."""
 NEEDS = {
     "rows": ("permuted", "hostile", "nonce", "pace"),
     "padding": ("padding",),
@@ -100,7 +102,13 @@ class Watch:
         """One round: a call with new content, and calls that repeat it."""
         self.times["fresh"].append(fresh.seconds)
         self.times["again"] += [one.seconds for one in again]
-        self._ratios.append(fresh.seconds / float(np.median([one.seconds for one in again])))
+        usual = float(np.median([one.seconds for one in again]))
+        self._ratios.append((fresh.seconds + SLACK_S) / (usual + SLACK_S))
+
+    @property
+    def steady(self) -> bool:
+        """Whether some round took new content as fast as old."""
+        return min(self._ratios) <= PACE
 
     def where(self, name: str, mask: Array) -> str:
         """``y[row=0,column=3]``: the first place of a mask."""

@@ -27,9 +27,9 @@ def lines() -> list[bytes]:
 
 
 LINES = lines()
-SAMPLE, PATH, ITEM = (
+SAMPLE, PATH, ITEM, KERNEL = (
     next(line for line in LINES if b'"kind":"%s"' % kind in line)
-    for kind in (b"sample", b"path", b"item")
+    for kind in (b"sample", b"path", b"item", b"kernel")
 )
 
 
@@ -68,7 +68,7 @@ def test_every_kind_reads_alike(line: bytes) -> None:
     alike(line)
 
 
-@pytest.mark.parametrize("line", [SAMPLE, PATH], ids=["sample", "path"])
+@pytest.mark.parametrize("line", [SAMPLE, PATH, KERNEL], ids=["sample", "path", "kernel"])
 def test_the_writers_form_takes_the_short_way(line: bytes) -> None:
     compact._parse(line)
 
@@ -119,6 +119,33 @@ def test_the_writers_form_takes_the_short_way(line: bytes) -> None:
 def test_unusual_samples_read_alike(old: bytes, new: bytes) -> None:
     assert old in SAMPLE
     alike(SAMPLE.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"seed":', b'"seed":0,"seed":'),
+        (b'"seed":', b'"seed" :0,"seed":'),
+        (b'"rms":', b'"rms":1,"rms":'),
+        (b'"nonfinite":0', b'"nonfinite":9007199254740993'),
+        (b'"nonfinite":0', b'"nonfinite":1e999'),
+        (b'"nonfinite":0', b'"nonfinite":NaN'),
+        (b'"nonfinite":0', b'"nonfinite":{}'),
+        (b'"nonfinite":0', b'"nonfinite":[0]'),
+        (b'"nonfinite":0', b'"nonfinite":"0"'),
+        (b'"regime":{', b'"regime":{"":1,'),
+        (b'"regime":{', b'"regime":{"a":{"b":1},'),
+        (b'"op":"', b'"op":":'),
+        (b'"op":"', b'"op":"\\u0041'),
+        (b'"op":"', b'"op":"\xff'),
+        (b'"kind":"kernel"', b'"kind":"conduct"'),
+        (b'"status":"ok"', b'"status":"fine"'),
+        (b"}", b"}}"),
+    ],
+)
+def test_unusual_kernels_read_alike(old: bytes, new: bytes) -> None:
+    assert old in KERNEL
+    alike(KERNEL.replace(old, new, 1))
 
 
 @pytest.mark.parametrize(
