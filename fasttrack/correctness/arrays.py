@@ -36,12 +36,11 @@ class Packed:
         return self.dtype in FLOATS or self.dtype == "bfloat16"
 
     def raw(self) -> Array:
-        """A writable copy of the elements' bits: unsigned integers for formats numpy lacks."""
-        size = len(self.data) // max(1, int(np.prod(self.shape)))
+        """The elements' bits, read-only: unsigned integers for formats numpy lacks."""
         known = {"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)
         if known.startswith("float8"):
-            known = f"uint{8 * size}"
-        return np.frombuffer(bytearray(self.data), known).reshape(self.shape)
+            known = "uint8"
+        return np.frombuffer(self.data, known).reshape(self.shape)
 
     def value(self) -> Array:
         """The elements as numbers; a scalar as a vector of one."""

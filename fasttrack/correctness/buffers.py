@@ -51,8 +51,9 @@ class Buffer:
 
     def fill(self, data: bytes | None) -> None:
         """Put content, or poison, and fresh guards."""
-        guarded = POISON * GUARD + (data or POISON * self.form.nbytes) + POISON * self._tail
-        self._device.write(self._storage, 0, guarded)
+        self._device.write(self._storage, 0, POISON * GUARD)
+        self._device.write(self._storage, GUARD, data or POISON * self.form.nbytes)
+        self._device.write(self._storage, GUARD + self.form.nbytes, POISON * self._tail)
 
     def content(self) -> bytes:
         """What is in the buffer."""

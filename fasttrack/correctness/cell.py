@@ -25,9 +25,9 @@ from fasttrack.schema.record import CaseStatus
 
 PROBED_SEEDS = 2
 """Seeds that plant faults and send probes: their findings are far off, or the cap finds them."""
-ROUNDS, MOST_ROUNDS, AGAIN = 4, 12, 2
-"""Rounds of one call with new content and some with the same; more of them as long as every round
-so far says that new content is slower, which a busy machine may say a few times in a row."""
+ROUNDS, MOST_ROUNDS, AGAIN = 5, 15, 2
+"""Rounds of one call with new content and some with the same; more of them as long as the median
+says that new content is slower, which a busy machine may say of a few."""
 QUIET_S = 0.03
 """How long the referee waits before it reads outputs again."""
 SLOTS, SLOT_BYTES = 8, 2**29

@@ -22,7 +22,7 @@ CHECKS = {
 """Check to the reason of its failure. Each must be there, or be named under `not_offered`."""
 
 PACE = 3.0
-"""How much slower content may be that was never seen: the smallest ratio of several rounds."""
+"""How much slower content may be that was never seen: the median ratio of several rounds."""
 
 
 def faults(record: ConductRecord | None) -> tuple[State, str, str] | None:

@@ -229,8 +229,8 @@ REASONS: dict[str, Explanation] = {
         "Remove what is cached by address, by shape or by a sample of the content.",
     ),
     "NUM-PACE": Explanation(
-        "Calls with new content take several times as long as calls that repeat it, in every "
-        "round: results are remembered, or one call does the work of the next.",
+        "Calls with new content take several times as long as calls that repeat it, in most "
+        "rounds: results are remembered, or one call does the work of the next.",
         "Each call must do its own work; prepare weights outside the op.",
     ),
     "NUM-SPEED": Explanation(

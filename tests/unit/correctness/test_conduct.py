@@ -118,7 +118,7 @@ contents = {}
 def by_content(x, scale, pad, table):
     key = (x.numpy().tobytes(), float(scale), pad.numpy().tobytes(), table.numpy().tobytes())
     if key not in contents:
-        time.sleep(0.02)
+        time.sleep(0.05)
         contents[key] = mix(x, scale, pad, table)
     return contents[key].clone()
 
