@@ -128,7 +128,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
                       "seed": seed, "unit": name, "spec": spec})[:10]  # fmt: skip
         units.append(Unit(stage, f"{name}-{key}", spec, cost_s))
 
-    add("isolation", "scope", 0.1, check="scope")
+    add("isolation", "scope", 2.0, check="scope")
     add("isolation", "neighbour", 3 * boot, check="neighbour")
     add("isolation", "model", 2 * boot, check="model")
     for op in claim.scope.ops:

@@ -28,6 +28,7 @@ FAULTS = (
     *("slow", "falls_back_in_evals", "falls_back_above_8"),
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
+    "refuses_neighbours",
 )
 FACTS = {
     "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},
@@ -91,7 +92,8 @@ class Backend:
         self._seen: set[tuple[int, ...]] = set()
         if self._fault == "raise_at_import":
             raise Coded("ENG-002", "ImportError: planted: raised at import")
-        if self._fault == "refuse":
+        unrelated = session.startswith("neighbour") and self._fault == "refuses_neighbours"
+        if self._fault == "refuse" or unrelated:
             raise Coded("ENG-007", "planted refusal: dtype is wrong; batch is wrong")
         if self._fault == "raise_at_start":
             raise RuntimeError("planted: raised at start")

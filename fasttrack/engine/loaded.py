@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+ALIAS = "alias of "
+"""How the text of an imported function begins; its home and the function follow."""
 _DEPTH = 4
 """Of wrappers, closures and tuples that are looked into."""
 _MOST_ENTRIES = 4096
@@ -85,13 +87,22 @@ def _members(values: Mapping[str, Any], module: str, prefix: str) -> Iterator[tu
         elif type(value) in _TABLES:
             yield from _table(value, name)
         elif (told := text(value)) != "":
-            yield name, told
+            yield name, _alias(value, module) + told
 
 
 def _table(values: dict[Any, Any], name: str) -> Iterator[tuple[str, str]]:
     for key, value in list(values.items())[:_MOST_ENTRIES]:
         if isinstance(key, str) and (told := text(value)) != "":
             yield f"{name}[{key}]", told
+
+
+def _alias(value: Any, module: str) -> str:
+    """Where a function that a module has imported from its own package is at home."""
+    home = value.__module__ if type(value) is types.FunctionType else None
+    root = module.partition(".")[0]
+    if not isinstance(home, str) or home == module or home.partition(".")[0] != root:
+        return ""
+    return f"{ALIAS}{home}:{value.__qualname__} "
 
 
 def text(value: Any, depth: int = _DEPTH) -> str:

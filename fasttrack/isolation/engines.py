@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fasttrack.engine import loaded
 from fasttrack.engine.base import Launch, Request, Sampling
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import RunError
@@ -116,13 +117,19 @@ def comparable(
 
     Modules loaded in one of them only say nothing. What is registered under the name of a claimed
     architecture, where nothing was before, is the optimization's own; so is what its modules hold.
+    Where the engine has two functions of one name (vLLM replaces some of its own on a CPU), which
+    of them a module imported depends on the order of imports, which a cold cache changes.
     """
+    stock, found = set(before.values()), set(after.values())
     modules = {_module(name) for name in before} & {_module(name) for name in after}
     models = setting.claim.scope.models
     own = setting.claim.plugin.module
 
     def kept(name: str) -> bool:
         if _module(name) not in modules or _within(_module(name), own):
+            return False
+        one, two = before.get(name), after.get(name)
+        if one != two and same_import(one, two) and one in found and two in stock:
             return False
         registered = name in models or name.endswith(tuple(f"[{model}]" for model in models))
         return name in before or not registered
@@ -131,6 +138,17 @@ def comparable(
         {name: text for name, text in before.items() if kept(name)},
         {name: text for name, text in after.items() if kept(name)},
     )
+
+
+def same_import(one: str | None, two: str | None) -> bool:
+    """Whether two texts are of imported functions of one name."""
+
+    def imported(text: str | None) -> str | None:
+        if text is None or not text.startswith(loaded.ALIAS):
+            return None
+        return text.removeprefix(loaded.ALIAS).split(" ")[0].rpartition(":")[2]
+
+    return imported(one) is not None and imported(one) == imported(two)
 
 
 def _module(name: str) -> str:

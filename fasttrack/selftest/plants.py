@@ -7,6 +7,7 @@ own. A coded error that stops a stage counts as a verdict with that code. Read b
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -104,8 +105,14 @@ class Zoo(AbstractContextManager["Zoo"]):
 
     def _stage(self, plant: Plant) -> Judged:
         folder = self._folder / plant.group / plant.name / "optimization"
+        if not folder.is_dir():
+            folder = folder.parent
+        if plant.stage == "isolation":
+            # Away from this repository, whose own changes would count as the plant's.
+            copy = self._scratch / _name(plant) / folder.name
+            folder = Path(shutil.copytree(folder, copy, dirs_exist_ok=True))
         claim = _claim(plant)
-        setting = self._setting(plant, claim, folder if folder.is_dir() else folder.parent)
+        setting = self._setting(plant, claim, folder)
         units = plan.make(claim, TARGET, Tier.SMOKE, 0).stage(plant.stage)
         run = RUNNERS[plant.stage]
         return _decide(claim, [plant.stage], [r for u in units for r in run(setting, u.spec)])

@@ -168,6 +168,14 @@ def test_stray_output_does_no_harm(tmp_path: Path) -> None:
     assert "stray output" in (run / "logs" / "features-candidate.log").read_text()
 
 
+def test_a_refusal_of_unrelated_models_is_told_and_no_failure(tmp_path: Path) -> None:
+    optimization(tmp_path, fault="refuses_neighbours")
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "isolation", "--json")
+    assert ran.status == 0, ran.err
+    (run,) = run_folders(tmp_path)
+    assert "does not start with the switch on" in (run / "report" / "report.md").read_text()
+
+
 def test_a_real_gain_is_found(tmp_path: Path) -> None:
     optimization(
         tmp_path, ('sentence = "slower_nowhere"', 'sentence = "faster_everywhere"'), speedup=1.5
@@ -178,5 +186,9 @@ def test_a_real_gain_is_found(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_tried() -> None:
-    tried = {case.fault for case in (*STOPPED, *JUDGED)} | {"chatter", "falls_back_above_8"}
+    tried = {case.fault for case in (*STOPPED, *JUDGED)} | {
+        "refuses_neighbours",
+        "chatter",
+        "falls_back_above_8",
+    }
     assert tried == set(FAULTS)

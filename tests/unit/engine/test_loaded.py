@@ -145,6 +145,15 @@ def test_texts_are_equal_in_another_process() -> None:
     assert told("1") == told("2") != b""
 
 
+def test_an_imported_function_is_told_with_its_home() -> None:
+    home, other = module(), module("", "engine.other")
+    home.f.__module__ = "engine.sample"
+    other.g = home.f
+    told = loaded.code({"engine.sample": home, "engine.other": other}, "engine")
+    own = told["engine.sample:f"]
+    assert told["engine.other:g"] == f"{loaded.ALIAS}engine.sample:f {own}"
+
+
 def test_state_of_objects_is_no_code() -> None:
     assert "engine.sample:one" not in names(module())
 

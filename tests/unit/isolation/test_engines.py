@@ -104,7 +104,7 @@ def test_every_fault_of_the_fake_engine_is_here() -> None:
 
 def test_a_refusal_of_unrelated_models_is_told_and_passes(tmp_path: Path) -> None:
     chosen = dataclasses.replace(
-        local_engine.setting(tmp_path, fault="refuse"), engine=Refusing("fake", "none")
+        local_engine.setting(tmp_path, fault="refuses_neighbours"), engine=Refusing("fake", "none")
     )
     made = isolation.run(chosen, {"check": "neighbour"})
     (record,) = [r for r in made if isinstance(r, IsolationRecord) and r.subject == "switched-on"]
@@ -154,6 +154,28 @@ STOCK = {"vllm.a:f": "1", "vllm.a:T[x]": "1", "vllm.b:g": "1"}
 )
 def test_what_must_be_equal(after: dict[str, str], expected: list[str], tmp_path: Path) -> None:
     assert kept(STOCK, after, tmp_path) == expected
+
+
+ONE, TWO = "alias of vllm.u:h2d 1", "alias of vllm.cpu:h2d 2"
+OTHER = "alias of vllm.u:argmax 3"
+BOTH = {"vllm.a:h2d": ONE, "vllm.b:h2d": ONE, "vllm.c:h2d": TWO, "vllm.d:argmax": OTHER}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (TWO, []),
+        ("alias of vllm.u:h2d 9", ["vllm.a:h2d"]),
+        ("alias of mine:h2d 2", ["vllm.a:h2d"]),
+        (OTHER, ["vllm.a:h2d"]),
+        ("function 2", ["vllm.a:h2d"]),
+    ],
+)
+def test_the_order_of_imports_chooses_between_stock_s_own_functions_only(
+    text: str, expected: list[str], tmp_path: Path
+) -> None:
+    """vLLM replaces a helper of its own while it starts; who imported it before keeps the old."""
+    assert kept(BOTH, BOTH | {"vllm.a:h2d": text}, tmp_path) == expected
 
 
 def test_the_claimed_architecture_may_be_added_but_not_replaced(tmp_path: Path) -> None:

@@ -1,0 +1,5 @@
+"""Importing this package starts a thread."""
+
+from planted.tuner import start
+
+start()
