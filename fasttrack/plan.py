@@ -138,7 +138,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
             op=op, seeds=amounts.seeds, repeats=amounts.repeats,
             few_repeats=amounts.few_repeats)  # fmt: skip
     for arm in ("base", "candidate"):
-        add("features", arm, boot + 400 * step, arm=arm)
+        add("features", arm, 4 * boot + 1000 * step, arm=arm)
     for arm in ("base", "candidate"):
         steps = amounts.answer_tokens * (1 + amounts.items / 2)
         add("evals", arm, boot + steps * step,

@@ -138,3 +138,102 @@ def noise_floor(differences: Sequence[float], pairs: int, level: float) -> float
     count = len(differences)
     boot = math.sqrt(math.fsum(d * d for d in differences) / (2 * count))
     return t_quantile(level, count) * boot * math.sqrt(2.0 / pairs)
+
+
+def chi_squared_upper_tail(value: float, df: int) -> float:
+    """P(X > value) for chi-squared with `df` degrees of freedom; 1 for df = 0.
+
+    The regularised upper incomplete gamma function Q(df/2, value/2): its series below the mean,
+    its continued fraction (modified Lentz) above. Source: Abramowitz and Stegun, 6.5.29, 6.5.31.
+    """
+    if df < 1 or value <= 0.0:
+        return 1.0
+    a, x = df / 2.0, value / 2.0
+    front = math.exp(a * math.log(x) - x - math.lgamma(a))
+    if x < a + 1.0:
+        term = total = 1.0 / a
+        for k in range(1, 10_000):
+            term *= x / (a + k)
+            total += term
+            if term < total * 1e-17:
+                break
+        return 1.0 - front * total
+    tiny = 1e-300
+    b = x + 1.0 - a
+    c, d = 1.0 / tiny, 1.0 / b
+    result = d
+    for k in range(1, 10_000):
+        factor = -k * (k - a)
+        b += 2.0
+        d = factor * d + b
+        c = b + factor / c
+        d = 1.0 / (d if abs(d) > tiny else tiny)
+        c = c if abs(c) > tiny else tiny
+        result *= d * c
+        if abs(d * c - 1.0) < 1e-16:
+            break
+    return front * result
+
+
+@dataclass(frozen=True)
+class GTest:
+    """A likelihood-ratio statistic, chi-squared with `df` degrees of freedom; 0 and 0 for none."""
+
+    statistic: float
+    df: int
+
+
+def two_sample_g(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> GTest:
+    """Whether two sets of sequences draw from the same classes equally often.
+
+    Each sequence gives its counts per class, neighbouring classes being alike; classes are joined
+    until five draws are expected of each side. Draws of one sequence may depend on each other,
+    which widens the counts: G is divided by the mean design effect of the pooled sequences, where
+    that is above 1 (first-order correction of Rao and Scott, Annals of Statistics 12, 1984).
+    """
+    pooled = [sum(column) for column in zip(*ours, *theirs, strict=True)]
+    mine = [sum(column) for column in zip(*ours, strict=True)]
+    total, part = sum(pooled), sum(mine)
+    smaller = min(part, total - part)
+    groups: list[list[int]] = [[]]
+    for index in range(len(pooled)):
+        groups[-1].append(index)
+        if total and sum(pooled[i] for i in groups[-1]) * smaller >= 5 * total:
+            groups.append([])
+    rest = groups.pop()
+    if groups:
+        groups[-1] += rest
+    if len(groups) < 2:
+        return GTest(0.0, 0)
+    g = 0.0
+    effect = []
+    lanes = [*ours, *theirs]
+    for group in groups:
+        share = sum(pooled[i] for i in group) / total
+        for side, size in (
+            (mine, part),
+            ([p - m for p, m in zip(pooled, mine, strict=True)], total - part),
+        ):
+            seen = sum(side[i] for i in group)
+            if seen:
+                g += 2.0 * seen * math.log(seen / (share * size))
+        spread = math.fsum(
+            (sum(lane[i] for i in group) - share * sum(lane)) ** 2 for lane in lanes
+        ) / (1.0 - 1.0 / len(lanes))
+        effect.append(spread / (total * share))
+    df = len(groups) - 1
+    return GTest(g / max(1.0, math.fsum(effect) / df), df)
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the order given: all below a level are rejected at that level.
+
+    Source: Holm, Scandinavian Journal of Statistics 6, 1979.
+    """
+    adjusted = [1.0] * len(chances)
+    least = 0.0
+    ordered = sorted(range(len(chances)), key=lambda index: chances[index])
+    for place, index in enumerate(ordered):
+        least = max(least, min(1.0, chances[index] * (len(chances) - place)))
+        adjusted[index] = least
+    return adjusted

@@ -8,7 +8,6 @@ and per step, default 0.5), `seed` of that noise, `fault`, one of `FAULTS`, and 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
@@ -17,7 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
+from fasttrack.engine._fake_model import Lane, Model
+from fasttrack.engine.base import (
+    Caches,
+    Generation,
+    Request,
+    SessionInfo,
+)
 from fasttrack.engine.serve import Coded, serve
 from fasttrack.schema import EngineStep, PathStep, Target
 
@@ -25,6 +30,8 @@ FAULTS = (
     *("raise_at_import", "refuse", "raise_at_start", "hang", "die", "chatter", "ignore_switch"),
     *("no_path", "prefill_specialised", "base_specialised", "wrong_token", "broken_json"),
     *("lost_stop", "ignores_seed", "no_logprobs", "stale_prefix", "shed_load", "changed_build"),
+    *("ignores_top_k", "no_penalties", "no_bias", "lost_delta", "same_samples", "truncates"),
+    *("null_slot", "lost_preempted", "abort_leaks", "bad_drafts", "refuses_lora", "nan_state"),
     *("slow", "falls_back_in_evals", "falls_back_above_8"),
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
@@ -68,6 +75,7 @@ class Backend:
         additional_config: dict[str, Any],
         plugin: dict[str, Any] | None,
         checkpoint: str | None,
+        count_nans: bool = False,
     ) -> dict[str, Any]:
         """Boot; see the module docstring for faults."""
         self._target = Target.model_validate(target)
@@ -90,11 +98,24 @@ class Backend:
         self._clock = 0.0
         self._step = 0
         self._seen: set[tuple[int, ...]] = set()
+        self._blocks = self._target.engine_args.get("num_gpu_blocks_override")
+        self._drafts = "speculative_config" in self._target.engine_args
+        self._null = "zero"
+        other = self._isolation_fault == "changes_neighbour"
+        self._model = Model(
+            "wrong_token" if other else self._fault,
+            self._target.max_model_len,
+            self._drafts,
+            self._random,
+        )
+        self._left = 0
         if self._fault == "raise_at_import":
             raise Coded("ENG-002", "ImportError: planted: raised at import")
         unrelated = session.startswith("neighbour") and self._fault == "refuses_neighbours"
         if self._fault == "refuse" or unrelated:
             raise Coded("ENG-007", "planted refusal: dtype is wrong; batch is wrong")
+        if self._fault == "refuses_lora" and self._target.engine_args.get("enable_lora"):
+            raise Coded("ENG-007", "planted refusal: LoRA adapters are not supported")
         if self._fault == "raise_at_start":
             raise RuntimeError("planted: raised at start")
         # As of a real plugin: a key it does not know stays without effect, and is not reported.
@@ -143,45 +164,91 @@ class Backend:
             sys.stdout.flush()
         asked = [Request.model_validate(request) for request in requests]
         longest = max(len(request.prompt) for request in asked)
-        if longest >= self._target.max_model_len:
+        if longest >= self._target.max_model_len and self._fault != "truncates":
             raise Coded("ENG-006", f"a prompt of {longest} tokens leaves no room for an answer")
         if self._fault == "shed_load":
             asked = asked[: max(1, len(asked) - 1)]
-        cached = [self._cached(request.prompt) for request in asked]
-        waiting = [len(r.prompt) - c for r, c in zip(asked, cached, strict=True)]
-        made = [0] * len(asked)
+        lanes = [Lane(r, i, self._room(r)) for r in asked for i in range(r.sampling.n)]
+        for lane in lanes:
+            lane.cached = self._cached(lane.request.prompt)
+            lane.waiting = len(lane.request.prompt) - lane.cached
         steps: list[EngineStep] = []
         path: list[PathStep] = []
-        full = 0
+        full = preempted = 0
         while full_decode_steps is None or full < full_decode_steps:
-            lanes = [
-                index
-                for index, request in enumerate(asked)
-                if waiting[index] == 0 and 0 < made[index] < request.sampling.max_tokens
-            ]
-            prefill = self._prefill(waiting, made, self._budget - len(lanes))
-            if not lanes and not prefill:
+            ongoing = [lane for lane in lanes if not lane.done]
+            here = [lane for lane in ongoing if lane.request.arrive_after <= len(steps)]
+            here = here or ongoing[:1]
+            preempted += self._preempt(here)
+            decoding = [lane for lane in here if lane.waiting == 0 and lane.made > 0]
+            prefill = self._prefill(here, self._budget - len(decoding))
+            if not decoding and not prefill:
                 break
-            for lane in lanes:
-                made[lane] += 1
-            steps.append(self._engine_step(len(lanes), prefill))
-            path.append(self._path_step(len(asked), len(lanes), prefill))
-            full += len(lanes) == len(asked) and prefill == 0
-        answers = [
-            self._answer(request, cache, count)
-            for request, cache, count in zip(asked, cached, made, strict=True)
-        ]
-        return Generation(answers=tuple(answers), steps=tuple(steps), path=tuple(path)).json_value()
+            for lane in decoding:
+                lane.made += 1
+            steps.append(self._engine_step(len(decoding), prefill))
+            path.append(self._path_step(len(asked), len(decoding), prefill))
+            full += len(decoding) == len(lanes) and prefill == 0
+        made = iter([self._model.answer(lane) for lane in lanes])
+        answers = []
+        for request in asked:
+            first, *others = [next(made) for _ in range(request.sampling.n)]
+            answers.append(first.model_copy(update={"others": tuple(others)}))
+        aborted = any(request.abort_after is not None for request in asked)
+        self._left += self._fault == "abort_leaks" and aborted
+        if self._fault == "null_slot" and len(lanes) > 1:
+            self._null = "written"
+        tokens = sum(lane.made for lane in lanes)
+        return Generation(
+            answers=tuple(answers),
+            steps=tuple(steps),
+            path=tuple(path),
+            preemptions=preempted,
+            draft_tokens=tokens if self._drafts else 0,
+            left=self._left,
+            cache_usage=float(self._left),
+        ).json_value()
+
+    def _room(self, request: Request) -> int:
+        """Tokens a request may still be answered with."""
+        return max(1, self._target.max_model_len - len(request.prompt))
+
+    def _preempt(self, lanes: list[Lane]) -> int:
+        """Take the cache of the last lane, once, when all of it does not fit; 1 if so."""
+        running = [lane for lane in lanes if lane.waiting == 0 and not lane.preempted]
+        held = sum((len(lane.request.prompt) + lane.made) // BLOCK + 1 for lane in running)
+        if self._blocks is None or len(running) < 2 or held <= self._blocks:
+            return 0
+        last = running[-1]
+        last.preempted = True
+        last.waiting = len(last.request.prompt) + last.made
+        return 1
+
+    def reset_prefix_cache(self) -> dict[str, Any]:
+        """Forget every prompt."""
+        self._seen.clear()
+        return {}
+
+    def caches(self, null_fill: str | None, whole: bool) -> dict[str, Any]:
+        """No cache is simulated but the null block's content, as a word."""
+        if null_fill is not None:
+            self._null = null_fill
+        found = Caches(
+            nonfinite=None if not whole else 3 if self._fault == "nan_state" else 0,
+            null_nonfinite=int(self._null == "nan"),
+            null_sha256=hashlib.sha256(self._null.encode()).hexdigest(),
+        )
+        return {"caches": found.json_value()}
 
     @staticmethod
-    def _prefill(waiting: list[int], made: list[int], budget: int) -> int:
+    def _prefill(lanes: list[Lane], budget: int) -> int:
         """Spend a step's budget on waiting prompts, in order; a finished one gets its token."""
         spent = 0
-        for index, left in enumerate(waiting):
-            size = min(left, budget - spent)
-            waiting[index] -= size
+        for lane in lanes:
+            size = min(lane.waiting, budget - spent)
+            lane.waiting -= size
             spent += size
-            made[index] += size > 0 and waiting[index] == 0
+            lane.made += size > 0 and lane.waiting == 0
         return spent
 
     def inspect(self) -> dict[str, Any]:
@@ -238,67 +305,6 @@ class Backend:
         self._seen.add(prompt[:whole])
         return whole if known else 0
 
-    def _answer(self, request: Request, cached: int, count: int) -> Answer:
-        sampling = request.sampling
-        text = self._text(request, cached)[:count]
-        finish = "length"
-        for stop in sampling.stop:
-            if stop in text and self._fault != "lost_stop":
-                text, finish = text[: text.index(stop)], "stop"
-        if sampling.structured and self._fault != "broken_json":
-            text, finish = _structured(sampling.structured), "stop"
-        ids = tuple(text.encode())
-        logprobs: tuple[float | None, ...] = ()
-        listed: tuple[int, ...] = ()
-        if sampling.logprobs and self._fault != "no_logprobs":
-            logprobs = tuple(-0.1 - token / 1000 for token in ids)
-            listed = (sampling.logprobs,) * len(ids)
-        return Answer(
-            token_ids=ids,
-            text=text,
-            finish_reason=finish,
-            cached_tokens=cached,
-            logprobs=logprobs,
-            gaps=tuple(1.0 for _ in logprobs),
-            listed=listed,
-        )
-
-    def _text(self, request: Request, cached: int) -> str:
-        sampling = request.sampling
-        salt = b""
-        if sampling.temperature > 0 and sampling.top_k != 1:
-            seed = sampling.seed
-            if seed is None or self._fault == "ignores_seed":
-                seed = self._random.getrandbits(32)
-            salt = str(seed).encode()
-        if self._isolation_fault == "changes_neighbour":
-            salt += b"planted"
-        if self._fault == "wrong_token" or (self._fault == "stale_prefix" and cached):
-            salt += b"planted"
-        state = hashlib.sha256(salt + json.dumps(list(request.prompt)).encode()).digest()
-        letters = []
-        for _ in range(sampling.max_tokens):
-            state = hashlib.sha256(state).digest()
-            letters.append(chr(32 + state[0] % 95))
-        return "".join(letters)
-
-
-def _structured(wanted: dict[str, Any] | Any) -> str:
-    if "choice" in wanted:
-        return str(wanted["choice"][0])
-    if "regex" in wanted:
-        return "abc-12"
-    return json.dumps(_instance(wanted["json"]))
-
-
-def _instance(schema: dict[str, Any]) -> Any:
-    if "enum" in schema:
-        return schema["enum"][0]
-    kind = schema.get("type")
-    if kind == "object":
-        return {key: _instance(value) for key, value in schema.get("properties", {}).items()}
-    return {"integer": 1, "number": 1.5, "boolean": True, "array": []}.get(str(kind), "text")
-
 
 if __name__ == "__main__":
     backend = Backend()
@@ -308,6 +314,8 @@ if __name__ == "__main__":
             "encode": backend.encode,
             "generate": backend.generate,
             "inspect": backend.inspect,
+            "reset_prefix_cache": backend.reset_prefix_cache,
+            "caches": backend.caches,
             "end": backend.end,
         },
         default_code="ENG-006",

@@ -16,6 +16,7 @@ import os
 import resource
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
@@ -23,7 +24,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fasttrack.engine.base import Answer, Generation, Request, Sampling, SessionInfo
+from fasttrack.engine._vllm_caches import scan
+from fasttrack.engine._vllm_requests import Collected, parameters
+from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.serve import Coded, serve
 from fasttrack.schema import EngineStep, PathStep, Target
 from fasttrack.schema.claim import Plugin
@@ -55,6 +58,7 @@ class Backend:
         additional_config: dict[str, Any],
         plugin: dict[str, Any] | None,
         checkpoint: str | None,
+        count_nans: bool = False,
     ) -> dict[str, Any]:
         """Boot the engine.
 
@@ -65,6 +69,8 @@ class Backend:
         wanted = self._plugin.vllm_plugins if self._plugin else ()
         # An empty list switches every plugin off; an unset variable would load all of them.
         os.environ["VLLM_PLUGINS"] = ",".join(wanted)
+        if count_nans:
+            os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
         if self._plugin:
             self._import_plugin(self._plugin)
         from vllm import LLM
@@ -76,6 +82,7 @@ class Backend:
         self._engine: Any = self._llm.llm_engine
         self._scheduled: list[tuple[int, int]] = []
         self._drafted: list[int] = []
+        self._seen: Counter[str] = Counter()
         self._watch_scheduler()
         self._count = 0
         evidence = self._evidence()
@@ -99,8 +106,9 @@ class Backend:
         self._count += len(asked)
         self._scheduled.clear()
         self._drafted.clear()
+        self._seen.clear()
         try:
-            outputs, steps = self._run(names, asked, full_decode_steps)
+            answers, steps = self._run(names, asked, full_decode_steps)
         except BaseException:
             # Requests beside a bad one, and their step log, must not reach the next call.
             with contextlib.suppress(Exception):
@@ -108,8 +116,15 @@ class Backend:
                 self._evidence()
             raise
         evidence = self._evidence()
+        scheduler = self._engine.engine_core.engine_core.scheduler
         return Generation(
-            answers=tuple(_answer(outputs.get(name)) for name in names),
+            answers=answers,
+            preemptions=self._seen["preempted"],
+            nan_logits=self._seen["nan"],
+            draft_tokens=self._seen["drafted"],
+            accepted_tokens=self._seen["accepted"],
+            left=sum(scheduler.get_request_counts()),
+            cache_usage=scheduler.get_kv_cache_usage(),
             steps=tuple(steps),
             path=tuple(
                 PathStep.model_validate(entry)
@@ -121,16 +136,21 @@ class Backend:
 
     def _run(
         self, names: Sequence[str], asked: Sequence[Request], full_decode_steps: int | None
-    ) -> tuple[dict[str, Any], list[EngineStep]]:
-        """The last output of each request by name, and the engine's steps."""
-        for name, request in zip(names, asked, strict=True):
-            self._engine.add_request(
-                name, {"prompt_token_ids": list(request.prompt)}, _parameters(request.sampling)
-            )
-        outputs: dict[str, Any] = {}
+    ) -> tuple[tuple[Answer, ...], list[EngineStep]]:
+        """Answers in order, and the engine's steps."""
+        found = {name: Collected(request) for name, request in zip(names, asked, strict=True)}
+        coming = sorted(
+            zip(names, asked, strict=True), key=lambda pair: pair[1].arrive_after, reverse=True
+        )
         steps: list[EngineStep] = []
         full = 0
-        while self._engine.has_unfinished_requests():
+        while coming or self._engine.has_unfinished_requests():
+            idle = not self._engine.has_unfinished_requests()
+            while coming and (idle or coming[-1][1].arrive_after <= len(steps)):
+                name, request = coming.pop()
+                prompt = {"prompt_token_ids": list(request.prompt)}
+                self._engine.add_request(name, prompt, parameters(request))
+                idle = False
             seen = len(self._scheduled)
             start = time.perf_counter()
             produced = self._engine.step()
@@ -147,13 +167,14 @@ class Backend:
                 )
                 full += decode == len(asked) and prefill == 0
             for output in produced:
-                outputs[output.request_id] = output
+                found[output.request_id].add(output)
+            given_up = [name for name in names if found[name].due()]
+            if given_up:
+                self._engine.abort_request(given_up)
             if full_decode_steps is not None and full >= full_decode_steps:
-                self._drop(
-                    [name for name in names if not getattr(outputs.get(name), "finished", False)]
-                )
+                self._drop([name for name in names if not found[name].finished])
                 break
-        return outputs, steps
+        return tuple(found[name].answer() for name in names), steps
 
     def _drop(self, names: Sequence[str]) -> None:
         """Abort requests, and run out what is in flight."""
@@ -167,6 +188,26 @@ class Backend:
 
         root = self._plugin.module.partition(".")[0] if self._plugin else None
         return {"facts": _vllm_state.facts(None if root == "vllm" else root)}
+
+    def reset_prefix_cache(self) -> dict[str, Any]:
+        """Forget cached prefixes; Coded ENG-006 when the engine does not."""
+        if not self._engine.reset_prefix_cache():
+            raise Coded("ENG-006", "the engine did not reset its prefix cache")
+        return {}
+
+    def caches(self, null_fill: str | None, whole: bool) -> dict[str, Any]:
+        """See `Session.caches`; None when the caches live in other processes than this."""
+        config = self._engine.vllm_config
+        if config.parallel_config.world_size > 1:
+            return {"caches": None}
+        fill = None if null_fill is None else float(null_fill)
+        found = scan(
+            config.compilation_config.static_forward_context,
+            config.cache_config.num_gpu_blocks,
+            fill,
+            whole,
+        )
+        return {"caches": found.json_value() if found else None}
 
     def end(self) -> dict[str, Any]:
         """Peak resident memory of this process, MiB."""
@@ -234,9 +275,21 @@ class Backend:
                 if output.scheduled_spec_decode_tokens:
                     self._drafted.append(len(self._scheduled))
                 self._scheduled.append(_split(output, scheduler.requests))
+            self._seen["preempted"] += len(output.preempted_req_ids or ())
             return output
 
         scheduler.schedule = watched
+        update = scheduler.update_from_output
+
+        def updated(asked: Any, made: Any) -> Any:
+            self._seen["nan"] += sum((made.num_nans_in_logits or {}).values())
+            for name, drafts in asked.scheduled_spec_decode_tokens.items():
+                kept = made.sampled_token_ids[made.req_id_to_index[name]]
+                self._seen["drafted"] += len(drafts)
+                self._seen["accepted"] += max(0, len(kept) - 1)
+            return update(asked, made)
+
+        scheduler.update_from_output = updated
 
     def _evidence(self) -> dict[str, Any]:
         if not (self._plugin and self._plugin.worker_extension):
@@ -298,51 +351,6 @@ def _split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
     return decode, prefill
 
 
-def _parameters(sampling: Sampling) -> Any:
-    from vllm import SamplingParams
-    from vllm.sampling_params import StructuredOutputsParams
-
-    structured = dict(sampling.structured) if sampling.structured else None
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        logprobs=sampling.logprobs,
-        ignore_eos=sampling.ignore_eos,
-        stop=list(sampling.stop),
-        structured_outputs=StructuredOutputsParams(**structured) if structured else None,
-    )
-
-
-def _answer(output: Any) -> Answer:
-    if output is None:
-        return Answer(token_ids=(), text="", finish_reason="aborted")
-    best = output.outputs[0]
-    logprobs: list[float | None] = []
-    gaps: list[float | None] = []
-    listed: list[int] = []
-    for token, position in zip(best.token_ids, best.logprobs or (), strict=False):
-        ranked = sorted((entry.logprob for entry in position.values()), reverse=True)
-        logprobs.append(_finite(position[token].logprob))
-        gaps.append(_finite(ranked[0] - ranked[1]) if len(ranked) > 1 else None)
-        listed.append(len(ranked))
-    return Answer(
-        token_ids=tuple(best.token_ids),
-        text=best.text,
-        finish_reason=best.finish_reason or "aborted",
-        cached_tokens=output.num_cached_tokens or 0,
-        logprobs=tuple(logprobs),
-        gaps=tuple(gaps),
-        listed=tuple(listed),
-    )
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
-
-
 def _start_error(error: Exception) -> Coded:
     """Sort a start-up error by the names the plugin contract gives to them."""
     for cause in _causes(error):
@@ -382,6 +390,8 @@ if __name__ == "__main__":
             "encode": backend.encode,
             "generate": backend.generate,
             "inspect": backend.inspect,
+            "reset_prefix_cache": backend.reset_prefix_cache,
+            "caches": backend.caches,
             "end": backend.end,
         },
         default_code="ENG-006",

@@ -1,8 +1,9 @@
 """The engine protocol: what every room may ask of an engine, and the nouns it speaks in.
 
 Owns: `Launch`, `Sampling`, `Request`, `Session`, `Engine` and what a child answers: `SessionInfo`,
-`Encoded`, `Generation`, `Answer`, `Inspection`, `End`. Knows no flags of any engine: an engine is a
-child module that answers ``start``, ``encode``, ``generate``, ``inspect``, ``end``.
+`Encoded`, `Generation`, `Answer`, `Caches`, `Inspection`, `End`. Knows no flags of any engine: an
+engine is a child module that answers ``start``, ``encode``, ``generate``, ``reset_prefix_cache``,
+``caches``, ``inspect``, ``end``.
 """
 
 from __future__ import annotations
@@ -33,27 +34,55 @@ class Sampling(Frozen):
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
+    n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool = True
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     structured: Mapping[str, Any] | None = None
-    """One of ``{"json": schema}``, ``{"regex": text}``, ``{"choice": [texts]}``."""
+    """One of ``{"json": schema}``, ``{"regex": text}``, ``{"choice": [texts]}``,
+    ``{"grammar": text}``."""
 
 
 class Request(Frozen):
-    """One prompt, as token ids."""
+    """One prompt, as token ids, and what happens to it while it runs."""
 
     prompt: tuple[int, ...] = Field(min_length=1)
     sampling: Sampling = Sampling()
+    arrive_after: int = 0
+    """Engine steps of this call before the request is handed in."""
+    abort_after: int | None = None
+    """Produced tokens after which the request is given up."""
+    stream: bool = False
+    """Ask for each step's new tokens only, and keep them apart."""
+
+
+class Delta(Frozen):
+    """What one step added to a streamed answer."""
+
+    token_ids: tuple[int, ...]
+    text: str
 
 
 class Answer(Frozen):
-    """What the engine made of one request."""
+    """What the engine made of one request; of its first sequence, if `n` asked for more."""
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
+    stop_reason: int | str | None = None
+    """The stop string or token id that ended the answer."""
     cached_tokens: int = 0
     logprobs: tuple[float | None, ...] = ()
     """Log-probability of each produced token, nats."""
@@ -61,6 +90,18 @@ class Answer(Frozen):
     """Distance to the next likeliest token, nats; null when only one was reported."""
     listed: tuple[int, ...] = ()
     """Number of alternatives the engine listed per position."""
+    ranks: tuple[int, ...] = ()
+    """Rank of each produced token among the model's own probabilities; 1 is the likeliest."""
+    best: tuple[float | None, ...] = ()
+    """Log-probability of the likeliest token at each position, nats."""
+    above: tuple[float, ...] = ()
+    """Probability of the listed tokens likelier than the produced one, at each position."""
+    prompt_logprobs: tuple[float | None, ...] = ()
+    """Log-probability of each prompt token, nats; null for the first."""
+    deltas: tuple[Delta, ...] = ()
+    """Of a streamed request, in order."""
+    others: tuple[Answer, ...] = ()
+    """The further sequences of a request with `n` above 1, in their order."""
 
 
 class Generation(Frozen):
@@ -71,6 +112,35 @@ class Generation(Frozen):
     path: tuple[PathStep, ...]
     drafted: tuple[int, ...] = ()
     """Indices of steps in which some row verified draft tokens, as the scheduler tells."""
+    preemptions: int = 0
+    """Requests that lost their cache to others and were computed again."""
+    nan_logits: int = 0
+    """Logits that were NaN; counted when the launch asks for it."""
+    draft_tokens: int = 0
+    """Draft tokens that were verified."""
+    accepted_tokens: int = 0
+    """Draft tokens that were kept."""
+    left: int = 0
+    """Requests, running or waiting, when the call returned."""
+    cache_usage: float = 0.0
+    """Share of the cache held by requests when the call returned."""
+
+
+class Caches(Frozen):
+    """The engine's caches as they lie in memory, between two calls."""
+
+    nonfinite: int | None
+    """Values that are NaN or Inf, outside the null block; null if that was not asked."""
+    null_nonfinite: int
+    """The same inside the null block, which belongs to no request."""
+    null_sha256: str
+    """Digest of the null block's bytes in every layer."""
+
+
+class CachesSeen(Frozen):
+    """What ``caches`` answers."""
+
+    caches: Caches | None
 
 
 class Encoded(Frozen):
@@ -117,6 +187,8 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = START_TIMEOUT_S
     call_timeout_s: float = CALL_TIMEOUT_S
+    count_nans: bool = False
+    """Count NaN logits, which costs time in every step."""
 
 
 class Session:
@@ -154,6 +226,20 @@ class Session:
         """What the process consists of now; call it after the engine has worked."""
         answer, _ = self._child.call("inspect", self._timeout_s)
         return _parsed(self._child, "inspect", Inspection, answer)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix. Raises `RunError` ENG-006 when the engine refuses."""
+        self._child.call("reset_prefix_cache", self._timeout_s)
+
+    def caches(self, null_fill: float | None = None, *, whole: bool = False) -> Caches | None:
+        """Look at the null block, and scan the `whole` of the caches if asked, which takes time.
+
+        With `null_fill`, a number or NaN, the null block is filled with it first. None where the
+        engine cannot look at its caches.
+        """
+        fill = None if null_fill is None else repr(null_fill)
+        answer, _ = self._child.call("caches", self._timeout_s, null_fill=fill, whole=whole)
+        return _parsed(self._child, "caches", CachesSeen, answer).caches
 
     def __enter__(self) -> Session:
         return self
@@ -207,6 +293,7 @@ class Engine:
                 additional_config=dict(launch.additional_config),
                 plugin=launch.plugin.json_value() if launch.plugin else None,
                 checkpoint=str(launch.checkpoint) if launch.checkpoint else None,
+                count_nans=launch.count_nans,
             )
             info = _parsed(child, "start", SessionInfo, answer)
         except RunError as error:

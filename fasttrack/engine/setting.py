@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fasttrack.engine.base import Engine, Generation, Launch, Session, check_switch
 from fasttrack.schema import Arm, Claim, PathRecord, Record, SessionRecord, Target
 from fasttrack.schema.record import Stage
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to boot both arms that differs from the target's: for what needs another engine.
+
+    `engine_args` come on top of the target's; `name` is empty for the target as it is.
+    """
+
+    name: str = ""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+AS_TARGETED = Variant()
 
 
 @dataclass(frozen=True)
@@ -44,12 +59,16 @@ class Setting:
         """The target being run."""
         return self.claim.targets[self.target_name]
 
-    def launch(self, name: str, arm: Arm) -> Launch:
+    def launch(
+        self, name: str, arm: Arm, variant: Variant = AS_TARGETED, count_nans: bool = False
+    ) -> Launch:
         """How to boot a session of an arm: the arms differ by the switch alone."""
+        arguments = {**self.target.engine_args, **variant.engine_args}
         return Launch(
             session=name,
             arm=arm,
-            target=self.target,
+            target=self.target.model_copy(update={"engine_args": arguments}),
+            count_nans=count_nans,
             additional_config=self.claim.switch.additional_config(arm),
             plugin=self.claim.plugin,
             checkpoint=self.checkpoint,
@@ -59,7 +78,15 @@ class Setting:
         )
 
     @contextmanager
-    def session(self, stage: Stage, name: str, arm: Arm, out: list[Record]) -> Iterator[Session]:
+    def session(
+        self,
+        stage: Stage,
+        name: str,
+        arm: Arm,
+        out: list[Record],
+        variant: Variant = AS_TARGETED,
+        count_nans: bool = False,
+    ) -> Iterator[Session]:
         """Boot an arm, hand it out, stop it and append its `SessionRecord` to `out`.
 
         Raises what `Engine.start` raises, and CLM-006 when the switch is not in effect.
@@ -68,7 +95,7 @@ class Setting:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         start = time.monotonic()
         source = self.source_sha256()
-        with self.engine.start(self.launch(name, arm)) as session:
+        with self.engine.start(self.launch(name, arm, variant, count_nans)) as session:
             expected = getattr(self.claim.switch, arm)
             check_switch(session.info, expected, self.claim.switch.key)
             ready = time.monotonic()
@@ -78,6 +105,7 @@ class Setting:
                 stage=stage,
                 session=name,
                 arm=arm,
+                variant=variant.name,
                 started_utc=started,
                 start_s=start,
                 ready_s=ready,

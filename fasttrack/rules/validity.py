@@ -14,15 +14,17 @@ MIN_WINDOW_STEPS = 8
 def engine_problem(case: Case) -> str:
     """Why the run's sessions are not one engine with one switch; empty if they are.
 
-    Sessions of all stages are compared: evals and perf of different builds prove nothing.
+    Sessions of all stages are compared: evals and perf of different builds prove nothing. Those of
+    a variant, booted otherwise on purpose, are compared among themselves.
     """
-    sessions = case.records(SessionRecord)
-    for session in sessions:
-        if session.fingerprint != sessions[0].fingerprint:
+    first: dict[str, SessionRecord] = {}
+    for session in case.records(SessionRecord):
+        other = first.setdefault(session.variant, session).fingerprint
+        if session.fingerprint != other:
             keys = [
                 key
-                for key in {*session.fingerprint, *sessions[0].fingerprint}
-                if session.fingerprint.get(key) != sessions[0].fingerprint.get(key)
+                for key in {*session.fingerprint, *other}
+                if session.fingerprint.get(key) != other.get(key)
             ]
             return f"session {session.session} differs in {', '.join(sorted(keys))}"
         expected = getattr(case.claim.switch, session.arm)

@@ -340,12 +340,25 @@ class Policy(Frozen):
     quality: QualityPolicy = QualityPolicy()
     required_stages: tuple[str, ...] = ("isolation", "kernels", "features", "evals", "perf")
     required_features: tuple[str, ...] = (
-        "structured_output",
-        "sampling",
-        "logprobs",
-        "prefix_cache",
+        "abort",
+        "batch_edges",
         "chunked_prefill",
+        "finite",
+        "full_context",
+        "logprobs",
+        "parallel_samples",
+        "penalties",
+        "preemption",
+        "prefix_cache",
+        "sampling",
+        "seeds",
+        "stop_strings",
+        "streaming",
+        "structured_output",
+        "token_bias",
     )
+    """Features that a target must show to be kept, or its claim refuse. The others, which need more
+    of an engine than every one offers, count where base offers them."""
     minimum_tier: Tier = Tier.STANDARD
     admissible_roles: tuple[str, ...] = ("evidence",)
     gate: GatePolicy = GatePolicy()

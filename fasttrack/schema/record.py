@@ -48,6 +48,8 @@ class SessionRecord(Frozen):
     stage: Stage
     session: str
     arm: Arm
+    variant: str = ""
+    """Name of the engine arguments this boot has beside the target's; empty for none."""
     started_utc: str
     start_s: float
     ready_s: float
@@ -56,7 +58,8 @@ class SessionRecord(Frozen):
     switch: str | None
     """The switch value the engine reported as effective."""
     fingerprint: Mapping[str, Scalar]
-    """Engine build and effective configuration, without the switch: equal across a run."""
+    """Engine build and effective configuration, without the switch: equal across a run's sessions
+    of one variant."""
     peak_rss_mib: float | None = None
 
 

@@ -58,14 +58,15 @@ def _switches(facts: Facts) -> Iterator[Contradiction]:
 
 
 def _fingerprints(facts: Facts) -> Iterator[Contradiction]:
-    records = list(facts.sessions.values())
-    for record in records[1:]:
-        one, other = records[0].fingerprint, record.fingerprint
+    firsts: dict[str, SessionRecord] = {}
+    for record in facts.sessions.values():
+        first = firsts.setdefault(record.variant, record)
+        one, other = first.fingerprint, record.fingerprint
         if one != other:
             keys = sorted(key for key in {*one, *other} if one.get(key) != other.get(key))
             yield Contradiction(
                 "VER-082",
-                f"{record.session} differs from {records[0].session} in {', '.join(keys)}",
+                f"{record.session} differs from {first.session} in {', '.join(keys)}",
                 record,
             )
 

@@ -16,18 +16,31 @@ import pytest
 from local_engine import setting
 
 from fasttrack.correctness import features
-from fasttrack.correctness.features.probe import Facts, Feature, Probe, Refused
-from fasttrack.engine.setting import path_record
+from fasttrack.correctness.features.control import measure
+from fasttrack.correctness.features.probe import Facts, Feature, Probe, Refused, watch
+from fasttrack.engine.setting import AS_TARGETED, Variant, path_record
 from fasttrack.errors import RunError
 from fasttrack.schema import Arm, Check, Policy
 
 FOUND_BY = {
+    "abort": ["abort_leaks", "wrong_token"],
+    "batch_edges": ["null_slot", "wrong_token"],
     "chunked_prefill": ["wrong_token", "shed_load"],
+    "finite": ["nan_state"],
+    "full_context": ["truncates", "wrong_token"],
     "logprobs": ["no_logprobs", "wrong_token"],
+    "lora": ["refuses_lora"],
+    "parallel_samples": ["same_samples", "wrong_token"],
+    "penalties": ["no_penalties"],
+    "preemption": ["lost_preempted"],
     "prefix_cache": ["stale_prefix", "wrong_token"],
-    "sampling": ["ignores_seed", "wrong_token"],
+    "sampling": ["ignores_top_k"],
+    "seeds": ["ignores_seed", "wrong_token"],
+    "speculation": ["bad_drafts"],
     "stop_strings": ["lost_stop"],
+    "streaming": ["lost_delta", "wrong_token"],
     "structured_output": ["broken_json"],
+    "token_bias": ["no_bias"],
 }
 REGISTRY = {feature.name: feature for feature in features.registry()}
 FAULTS = [(name, fault) for name, faults in FOUND_BY.items() for fault in faults]
@@ -36,16 +49,21 @@ FAULTS = [(name, fault) for name, faults in FOUND_BY.items() for fault in faults
 def observe(feature: Feature, arm: Arm, seed: int = 0, **changes: Any) -> Facts:
     """Facts of one arm, as they come back from the file they are kept in."""
     chosen = setting(Path(), seed=seed, **changes)
-    probe = Probe(
-        session=chosen.engine.start(chosen.launch(f"features-{arm}", arm)),
-        target=chosen.target,
-        seed=seed,
-        record=lambda cell, made: path_record("features", "s", "base", cell, made),
-        paths=[],
-        feature=feature.name,
-    )
-    facts: Facts = json.loads(json.dumps(feature.observe(probe)))
-    assert probe.paths and {path.cell for path in probe.paths} == {f"features/{feature.name}"}
+
+    def probe(variant: Variant) -> Probe:
+        return Probe(
+            session=chosen.engine.start(chosen.launch(f"features-{arm}", arm, variant)),
+            target=chosen.target,
+            seed=seed,
+            record=lambda cell, made: path_record("features", "s", "base", cell, made),
+            paths=[],
+        )
+
+    control = measure(probe(AS_TARGETED))
+    mine = probe(feature.variant)
+    mine.control = control
+    facts: Facts = json.loads(json.dumps(watch(feature, mine)))
+    assert mine.paths and {path.cell for path in mine.paths} == {f"features/{feature.name}"}
     return facts
 
 
@@ -72,7 +90,8 @@ def test_a_feature_that_is_lost_is_seen_to_be(name: str, fault: str) -> None:
     try:
         mine = observe(feature, "candidate", fault=fault)
     except RunError as error:
-        assert error.code == "ENG-006"
+        # A request that fails is a lost feature; a boot that is refused, an undeclared refusal.
+        assert error.code == ("ENG-007" if fault == "refuses_lora" else "ENG-006")
         return
     assert broken(feature.checks(mine, base))
 

@@ -76,6 +76,8 @@ FASTTRACK_OUTSIDE = {
     "correctness.cell": f"{CORE} numpy",
     "correctness.recorder": f"{CORE} numpy",
     "correctness.watch": f"{CORE} numpy",
+    "engine._vllm_caches": f"{CORE} torch",
+    "engine._vllm_requests": f"{CORE} vllm",
     "correctness.compare": f"{CORE} numpy",
     "correctness.controls": f"{CORE} numpy",
     "verify.compact": f"{CORE} pydantic_core",

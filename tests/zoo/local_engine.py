@@ -10,7 +10,16 @@ from typing import Any
 import zoo_records as zoo
 
 from fasttrack.engine._fake_child import Backend
-from fasttrack.engine.base import Engine, Generation, Inspection, Launch, Request, SessionInfo
+from fasttrack.engine.base import (
+    Caches,
+    CachesSeen,
+    Engine,
+    Generation,
+    Inspection,
+    Launch,
+    Request,
+    SessionInfo,
+)
 from fasttrack.engine.serve import Coded
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import RunError
@@ -24,10 +33,13 @@ class LocalSession:
         self._backend = Backend()
         self.peak_rss_mib: float | None = None
         plugin = launch.plugin.json_value() if launch.plugin else None
-        told = self._backend.start(
-            launch.session, launch.arm, launch.target.json_value(),
-            dict(launch.additional_config), plugin, None,
-        )  # fmt: skip
+        try:
+            told = self._backend.start(
+                launch.session, launch.arm, launch.target.json_value(),
+                dict(launch.additional_config), plugin, None, launch.count_nans,
+            )  # fmt: skip
+        except Coded as error:
+            raise RunError(error.code, str(error)) from error
         self.info = SessionInfo.model_validate(told)
 
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -47,6 +59,15 @@ class LocalSession:
     def inspect(self) -> Inspection:
         """As `Session.inspect`."""
         return Inspection.model_validate(self._backend.inspect())
+
+    def reset_prefix_cache(self) -> None:
+        """As `Session.reset_prefix_cache`."""
+        self._backend.reset_prefix_cache()
+
+    def caches(self, null_fill: float | None = None, *, whole: bool = False) -> Caches | None:
+        """As `Session.caches`."""
+        told = self._backend.caches(None if null_fill is None else repr(null_fill), whole)
+        return CachesSeen.model_validate(told).caches
 
     def __enter__(self) -> LocalSession:
         return self

@@ -9,7 +9,7 @@ from fasttrack.correctness.features.probe import (
     Feature,
     Probe,
     Refused,
-    agree,
+    answered,
     at_least,
     equal,
     greedy,
@@ -25,19 +25,18 @@ def observe(probe: Probe) -> Facts:
     """Short prompts and one longer than the step budget, together and then alone."""
     budget = probe.session.info.fingerprint.get("max_num_batched_tokens")
     budget = int(budget) if isinstance(budget, int) else 512
-    length = min(budget + budget // 2, probe.target.max_model_len - TOKENS - 1)
+    length = min(budget + budget // 2, probe.room - TOKENS - 1)
     if length <= budget:
         raise Refused(f"no prompt of this target is longer than the step budget of {budget}")
     requests = [
         Request(prompt=probe.prompt(n, n), sampling=greedy(TOKENS)) for n in (9, 21, length)
     ]
-    together, steps = probe.ask_steps(requests)
+    made = probe.ask_all(requests)
     alone = [probe.ask([request])[0] for request in requests]
     return {
-        "ids": [list(answer.token_ids) for answer in together],
-        "gaps": [list(answer.gaps) for answer in together],
-        "mixed_steps": sum(s.decode_tokens > 0 and s.prefill_tokens > 0 for s in steps),
-        "agree": sum(agree(a, b) for a, b in zip(together, alone, strict=True)),
+        **answered(made.answers),
+        "mixed_steps": sum(s.decode_tokens > 0 and s.prefill_tokens > 0 for s in made.steps),
+        "agree": sum(probe.agree(a, b) for a, b in zip(made.answers, alone, strict=True)),
         "asked": len(requests),
     }
 
@@ -47,7 +46,7 @@ def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
     return [
         at_least("mixed_steps", facts["mixed_steps"], 1),
         equal("same_answers_as_alone", facts["agree"], facts["asked"]),
-        *same_as_base(facts, base, "ids", "gaps"),
+        *same_as_base(facts, base),
     ]
 
 

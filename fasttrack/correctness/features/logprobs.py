@@ -1,4 +1,7 @@
-"""Log-probabilities: one per token, finite, at most zero, alternatives listed, near base's."""
+"""Log-probabilities of tokens and prompts: one each, finite, at most zero, near base's.
+
+How near is what stock's own change between batch compositions allows, see `control`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from fasttrack.correctness.features.probe import (
     Facts,
     Feature,
     Probe,
+    answered,
     at_least,
     at_most,
+    changes,
     equal,
     same_as_base,
 )
@@ -18,46 +23,59 @@ from fasttrack.schema import Check
 
 ASKED = 5
 TOKENS = 12
-BAND_NATS = 1e-2
+LENGTHS = (1, 7, 40, 130)
 
 
 def observe(probe: Probe) -> Facts:
     """Greedy answers with alternatives, at several prompt lengths in one batch."""
-    sampling = Sampling(max_tokens=TOKENS, logprobs=ASKED)
-    answers = probe.ask(
-        [Request(prompt=probe.prompt(n, n), sampling=sampling) for n in (1, 7, 40, 130)]
-    )
+    sampling = Sampling(max_tokens=TOKENS, logprobs=ASKED, prompt_logprobs=1)
+    answers = probe.ask([Request(prompt=probe.prompt(n, n), sampling=sampling) for n in LENGTHS])
     flat = [value for answer in answers for value in answer.logprobs]
     return {
-        "ids": [list(answer.token_ids) for answer in answers],
-        "gaps": [list(answer.gaps) for answer in answers],
+        **answered(answers),
         "logprobs": [list(answer.logprobs) for answer in answers],
+        "prompt_logprobs": [list(answer.prompt_logprobs) for answer in answers],
         "reported": len(flat),
         "finite": sum(value is not None and value <= 1e-6 for value in flat),
         "fewest_listed": min((n for answer in answers for n in answer.listed), default=0),
+        "best_first": sum(rank == 1 for answer in answers for rank in answer.ranks),
     }
 
 
 def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
     """See the module docstring."""
     tokens = sum(len(ids) for ids in facts["ids"])
+    scored = [value for values in facts["prompt_logprobs"] for value in values[1:]]
     found = [
         equal("one_per_token", facts["reported"], tokens),
         equal("finite_and_not_positive", facts["finite"], tokens),
+        equal("greedy_token_ranks_first", facts["best_first"], tokens),
         at_least("alternatives_listed", facts["fewest_listed"], ASKED),
-        *same_as_base(facts, base, "ids", "gaps"),
+        equal("one_per_prompt_token", len(scored), sum(LENGTHS) - len(LENGTHS)),
+        equal("prompt_finite_and_not_positive", sum(_fine(v) for v in scored), len(scored)),
+        *same_as_base(facts, base),
     ]
     if base is not None:
-        change = 0.0
-        for mine, yours, a, b in zip(
-            facts["logprobs"], base["logprobs"], facts["ids"], base["ids"], strict=True
-        ):
-            for x, y, s, t in zip(mine, yours, a, b, strict=False):
-                if s != t:
-                    break
-                change = max(change, abs((x or 0.0) - (y or 0.0)))
-        found.append(at_most("largest_change_nats", change, BAND_NATS))
+        moved = [
+            change
+            for mine, yours, a, b in zip(
+                facts["logprobs"], base["logprobs"], facts["ids"], base["ids"], strict=True
+            )
+            for change in changes(a, mine, b, yours)
+        ]
+        prompts = [
+            change
+            for mine, yours in zip(facts["prompt_logprobs"], base["prompt_logprobs"], strict=True)
+            for change in changes([0] * len(mine), mine, [0] * len(yours), yours)
+        ]
+        bound = facts["tolerance"]
+        found.append(at_most("largest_change_nats", max(moved, default=None), bound))
+        found.append(at_most("largest_prompt_change_nats", max(prompts, default=None), bound))
     return found
+
+
+def _fine(value: float | None) -> bool:
+    return value is not None and value <= 1e-6
 
 
 FEATURE = Feature("logprobs", observe, checks)

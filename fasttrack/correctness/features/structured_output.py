@@ -1,7 +1,7 @@
-"""Structured output: JSON schema, regular expression and choice stay valid, greedy and sampled.
+"""Structured output: JSON schema, regular expression, choice and grammar, greedy and sampled.
 
 An answer cut at the token limit is neither valid nor broken: JSON allows white space without end,
-and a model with random weights may wander in it. Regular expressions and choices cannot be cut.
+and a model with random weights may wander in it. The other kinds cannot be cut.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ SCHEMA: dict[str, Any] = {
 TOKENS = 160
 REGEX = "[a-c]{3}-[0-9]{2}"
 CHOICES = ["accept", "reject"]
+GRAMMAR = 'root ::= ("ab" | "cd") "-" [0-9]'
 KINDS: tuple[dict[str, Any], ...] = (
     {"json": SCHEMA},
     {"regex": REGEX},
     {"choice": CHOICES},
+    {"grammar": GRAMMAR},
 )
 
 
@@ -35,6 +37,8 @@ def valid(kind: dict[str, Any], text: str) -> bool:
     """Whether a text obeys its constraint."""
     if "regex" in kind:
         return re.fullmatch(REGEX, text) is not None
+    if "grammar" in kind:
+        return re.fullmatch("(ab|cd)-[0-9]", text) is not None
     if "choice" in kind:
         return text in CHOICES
     try:

@@ -10,7 +10,7 @@ import pytest
 from local_engine import setting
 
 from fasttrack.correctness import features
-from fasttrack.correctness.features.probe import Feature, agree_ids
+from fasttrack.correctness.features.probe import Control, Feature, agree_ids, changes
 from fasttrack.errors import RunError
 from fasttrack.schema import FeatureRecord, PathRecord, SessionRecord
 
@@ -36,10 +36,12 @@ def test_both_arms(tmp_path: Path) -> None:
     # Only the candidate is compared with base.
     assert len(by_name(mine)["logprobs"].checks) > len(by_name(base)["logprobs"].checks)
     for records, arm in ((base, "base"), (mine, "candidate")):
-        (session,) = [r for r in records if isinstance(r, SessionRecord)]
-        assert (session.stage, session.arm) == ("features", arm)
+        sessions = {r.variant: r for r in records if isinstance(r, SessionRecord)}
+        assert set(sessions) == {feature.variant.name for feature in features.registry()}
+        assert {(r.stage, r.arm) for r in sessions.values()} == {("features", arm)}
         paths = [r for r in records if isinstance(r, PathRecord)]
-        assert {path.cell.removeprefix("features/") for path in paths} == NAMES
+        assert {path.cell.removeprefix("features/") for path in paths} == NAMES | {"control"}
+        assert {path.session for path in paths} == {r.session for r in sessions.values()}
 
 
 def test_the_candidate_is_never_compared_with_nothing(tmp_path: Path) -> None:
@@ -98,4 +100,31 @@ def test_a_feature_the_target_does_not_offer_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_greedy_answers_may_part_at_a_tie_only(mine: Any, gaps: Any, same: bool) -> None:
-    assert agree_ids((1, 2, 3), gaps, mine) is same
+    assert agree_ids((1, 2, 3), gaps, mine, tie=1e-3) is same
+    # Without a tolerance no gap is a tie.
+    assert agree_ids((1, 2, 3), gaps, mine, tie=0.0) is (mine == (1, 2, 3))
+
+
+def test_a_change_of_log_probability_counts_up_to_the_parting_only() -> None:
+    found = changes((1, 2, 3), (-1.0, -2.0, -3.0), (1, 2, 9), (-1.5, -2.0, -9.0))
+    assert found == [0.5, 0.0]
+    assert changes((1,), (None,), (1,), (-1.0,)) == [float("inf")]
+    assert changes((1,), (None,), (1,), (None,)) == [0.0]
+
+
+def test_tolerance_comes_from_stock_and_is_never_less_than_rounding() -> None:
+    assert Control(band=0.25).tolerance("float32") == 2 * 0.25
+    assert 0 < Control().tolerance("float32") < 1e-4 < Control().tolerance("bfloat16")
+
+
+def test_an_engine_that_refuses_a_variant_refuses_its_features(tmp_path: Path) -> None:
+    run(tmp_path, "base")
+    records = run(tmp_path, "candidate", fault="refuses_lora")
+    refused = by_name(records)["lora"]
+    assert refused.status == "refused" and "LoRA" in refused.message
+    assert {r.status for name, r in by_name(records).items() if name != "lora"} == {"observed"}
+    assert "lora" not in {r.variant for r in records if isinstance(r, SessionRecord)}
+    # The engine as targeted must start: its refusal stops the run.
+    with pytest.raises(RunError) as caught:
+        run(tmp_path, "candidate", fault="refuse")
+    assert caught.value.code == "ENG-007"

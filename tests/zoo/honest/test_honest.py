@@ -148,11 +148,11 @@ CASES = (
         zoo.honest_run(
             features=[
                 *zoo.features(),
-                zoo.feature("stop_strings", "base", "refused", message="nothing to stop at"),
-                zoo.feature("stop_strings", "candidate", "refused", message="nothing to stop at"),
+                zoo.feature("speculation", "base", "refused", message="no drafter"),
+                zoo.feature("speculation", "candidate", "refused", message="no drafter"),
             ]
         ),
-        "stop_strings",
+        "speculation",
         State.UNSUPPORTED,
     ),
     Honest("one_session_lost", zoo.honest_run(perf=lost_session()), "sentence", State.PASS),
