@@ -23,9 +23,12 @@ from fasttrack.errors import FasttrackError
 from fasttrack.schema import ConductRecord, Record
 from fasttrack.schema.record import CaseStatus
 
-PROBED_SEEDS = 2
-"""Seeds that plant faults and send probes: their findings are far off, or the cap finds them."""
-ROUNDS, MOST_ROUNDS, AGAIN = 5, 15, 2
+PLANTED_SEEDS = 2
+"""Seeds that plant faults."""
+SEEDS_PER_PROBE = 5
+"""One seed in so many sends probes, at least the first: what they look for is far off, so that the
+hard cap finds it where a single seed has no interval."""
+ROUNDS, MOST_ROUNDS, AGAIN = 3, 15, 2
 """Rounds of one call with new content and some with the same; more of them as long as the median
 says that new content is slower, which a busy machine may say of a few."""
 QUIET_S = 0.03
@@ -58,6 +61,7 @@ class CellRun:
         self._watch = Watch(case)
         self._told: dict[str, Any] = {}
         self._before: tuple[Answer, Truth] | None = None
+        self._probed = 1
         self._part = "inputs"
         """Whose turn it is; a failure elsewhere than in the candidate is the case's own."""
         self.hung = False
@@ -69,6 +73,7 @@ class CellRun:
         A seed that gives nothing to compare is one record; a hang ends the cell.
         """
         failed = False
+        self._probed = max(1, len(seeds) // SEEDS_PER_PROBE)
         for index, seed in enumerate(seeds):
             try:
                 yield from self._seed(seed, index)
@@ -110,8 +115,9 @@ class CellRun:
             self._watch.late(base, self._caller.reread())
             repeats = self._repeat(base, truth, inputs)
         yield from self._recorder.compared(seed, base.outputs, truth, **repeats)
-        if index < PROBED_SEEDS:
+        if index < PLANTED_SEEDS:
             yield from self._plants(seed, truth)
+        if index < self._probed:
             yield from self._probes(seed, index, inputs, base, truth)
 
     def _call(self, inputs: Arrays, truth: Truth, **how: Any) -> Answer:
@@ -219,7 +225,11 @@ class CellRun:
         if "scalars" in self._abilities:
             self._part = "other_scalars"
             self._maker.hold(inputs)
-            yield from self._probe(seed, "scalars", self._maker.vary("other_scalars", seed))
+            other = self._maker.vary("other_scalars", seed)
+            if other == inputs:
+                self._watch.not_offered.add("scalars")
+            else:
+                yield from self._probe(seed, "scalars", other)
         for neighbour in self._told["neighbours"][:MOST_NEIGHBOURS] if index == 0 else ():
             self._part = f"neighbour {neighbour}"
             name = "/".join(f"{key}={value}" for key, value in neighbour.items())
@@ -268,6 +278,10 @@ class CellRun:
         self._part = "other_padding"
         self._maker.hold(inputs)
         other = self._maker.vary("other_padding", seed)
+        if other == inputs:
+            # A cell may have no padding at all; then there was nothing to find.
+            self._watch.not_offered.add("padding")
+            return
         own = self._maker.run("stock")
         for name, one in own.items():
             if name != UNTOUCHED and not edits.same(one, truth.stock[name]):

@@ -78,7 +78,7 @@ class Able(Case):
 
     def other_padding(self, inputs, seed):
         table = inputs["table"].clone()
-        table[:, self.width:] = float(seed)
+        table[:, self.width:] = float(seed + 1)
         return inputs | {"table": table}
 
     def other_scalars(self, inputs, seed):
@@ -230,7 +230,7 @@ def cases():
                  aliases=aliases, conjugates=conjugates, elsewhere=elsewhere, sparse=sparse,
                  hoards=hoards, wobbles=wobbles, slow=slow)
     able = dict(able=mix, by_sample=by_sample, by_content=by_content, reads_padding=reads_padding,
-                masked_padding=masked_padding, skips_if_benign=skips_if_benign, flushes=flushes,
+                masked_padding=masked_padding, skips_if_benign=skips_if_benign,
                 freezes_scale=freezes_scale, wrong_at_four=wrong_at_four,
                 shared_scale=shared_scale, able_slow=slow)
     into = dict(fills=fills, misses_tail=misses_tail, overruns=overruns)
@@ -241,6 +241,8 @@ def cases():
              Case("free", wobbles, nondeterministic=True),
              Case("too_free", staggers, nondeterministic=True),
              Case("other_reference", mix, reference=lambda i: {"y": -mix(**i).double()}),
+             Able("flushes", flushes, regimes=lambda: [{"batch": 8}]),
+             Able("unvaried", mix, other_padding=lambda i, s: i),
              Able("bad_padding", mix, other_padding=lambda i, s: i | {"x": i["x"] + 1}),
              Able("bad_rows", mix, input_rows={"x": 0, "table": 0})]
     return made
@@ -339,7 +341,8 @@ def test_a_case_at_fault_is_not_the_candidate_s_fault(
 
 
 def test_what_was_not_offered_is_told(folder: Path, workers: dict[str, Worker]) -> None:
-    for op, missing in (("honest", {"permuted", "hostile", "padding", "floor"}), ("able", set())):
+    needing = {"permuted", "hostile", "padding", "floor"}
+    for op, missing in (("honest", needing), ("unvaried", {"padding"}), ("able", set())):
         verdict, records = judge(folder, workers, op)
         (conduct,) = [r for r in records if isinstance(r, ConductRecord)]
         assert set(conduct.not_offered) - {"guards_of_outputs", "unwritten"} >= missing
