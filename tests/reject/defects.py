@@ -877,6 +877,11 @@ def kernel_case_recorded_twice(lab: Lab) -> Path:
     return lab.redecided(**{KERNELS: data})
 
 
+def conduct_recorded_twice(lab: Lab) -> Path:
+    """A second record of the same cell, so that one of them looks better."""
+    return lab.redecided(**{KERNELS: lab.lines(KERNELS, "conduct", lambda v: [v, v])})
+
+
 def more_repeats_agree_than_ran(lab: Lab) -> Path:
     return lab.redecided(**{KERNELS: lab.lines(KERNELS, "kernel", put(repeats_equal=301))})
 
@@ -1104,6 +1109,7 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(sample_vector_copied, "VER-090"),
     Defect(item_answered_twice, "VER-091", EVALS),
     Defect(kernel_case_recorded_twice, "VER-091", KERNELS),
+    Defect(conduct_recorded_twice, "VER-091", KERNELS),
     Defect(more_repeats_agree_than_ran, "VER-092", KERNELS),
     Defect(score_above_one, "VER-092", EVALS),
     Defect(seeds_that_went_badly_left_out, "VER-096", KERNELS),
