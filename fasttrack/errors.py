@@ -134,9 +134,9 @@ EXPLANATIONS: dict[str, Explanation] = {
         "`fasttrack plan FOLDER` lists the targets.",
     ),
     "CLM-005": Explanation(
-        "The grid cannot be run: a cell needs more tokens than the target's context, a batch "
-        "is larger than the engine admits, or an axis is empty, repeats a value or has one below "
-        "1.",
+        "The grid cannot be run: a cell, or an eval's prompt and answer, needs more tokens than "
+        "the target's context, a batch is larger than the engine admits, or an axis is empty, "
+        "repeats a value or has one below 1.",
         "Shrink the axis named in the message or raise the target's `max_model_len`.",
     ),
     "CLM-006": Explanation(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasttrack.errors import UsageError
+from fasttrack.evals.task import MIN_PROMPT_TOKENS, prompt_room
 from fasttrack.schema import STAGES, Arm, Cell, Claim, Target, Tier
 from fasttrack.schema._json import digest
 from fasttrack.schema.record import Stage
@@ -36,13 +37,14 @@ class Amounts:
     items: int
     """Eval items."""
     answer_tokens: int
+    """Most tokens of an answer."""
     few_repeats: int
     """The same for cells of an op beside the one whose turn it is; turns go round with the seed."""
 
 
 TIERS: Mapping[Tier, Amounts] = {
-    Tier.SMOKE: Amounts(2, 24, 6, 300, 12, 32, 6),
-    Tier.STANDARD: Amounts(4, 64, 10, 300, 64, 64, 300),
+    Tier.SMOKE: Amounts(2, 24, 6, 300, 16, 128, 6),
+    Tier.STANDARD: Amounts(4, 64, 10, 300, 64, 128, 300),
     Tier.FULL: Amounts(6, 256, 10, 3000, 256, 128, 3000),
 }
 
@@ -157,7 +159,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
 
 
 def _check_room(target: Target, amounts: Amounts) -> None:
-    """Every cell can decode its whole window after its context."""
+    """Every cell can decode its whole window after its context, and eval items fit."""
     longest = max(target.grid.context_tokens)
     if longest + amounts.window_steps + SPARE_STEPS > target.max_model_len:
         raise UsageError(
@@ -165,6 +167,14 @@ def _check_room(target: Target, amounts: Amounts) -> None:
             f"impossible grid: context_tokens {longest} and {amounts.window_steps} decode steps do "
             f"not fit max_model_len {target.max_model_len}",
             next_step="raise max_model_len or leave the longest context out",
+        )
+    room = prompt_room(target.max_model_len, amounts.answer_tokens)
+    if room < MIN_PROMPT_TOKENS:
+        raise UsageError(
+            "CLM-005",
+            f"max_model_len {target.max_model_len} leaves no room for evals: their answers take up "
+            f"to {amounts.answer_tokens} tokens, their prompts at least {MIN_PROMPT_TOKENS}",
+            next_step=f"raise max_model_len to {target.max_model_len + MIN_PROMPT_TOKENS - room}",
         )
 
 

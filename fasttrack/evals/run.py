@@ -12,7 +12,7 @@ from fasttrack.evals.task import EvalTask, Item, prompt_room
 from fasttrack.evals.tasks import registry
 from fasttrack.schema import Arm, ItemRecord, Record
 
-CONTROL_CONCURRENCY = 2
+CONTROL_CONCURRENCY = 1
 
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
@@ -48,7 +48,7 @@ def _ask(
     spec: Mapping[str, Any],
 ) -> list[Record]:
     records: list[Record] = []
-    sampling = Sampling(max_tokens=spec["answer_tokens"], logprobs=2)
+    sampling = Sampling(max_tokens=spec["answer_tokens"], logprobs=2, ignore_eos=False)
     order = list(range(len(items)))
     if repeat == "control":
         order.reverse()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MAX_PROMPT_TOKENS = 1024
+MIN_PROMPT_TOKENS, MAX_PROMPT_TOKENS = 240, 2048
+"""Room that every task gets at least, and at most."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class EvalTask(Protocol):
     name: str
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
-        """Items from a seed; the same arguments give the same items."""
+        """Items from a seed; the same arguments give the same items.
+
+        `max_prompt_tokens` is `MIN_PROMPT_TOKENS` at least.
+        """
         ...
 
     def score(self, item: Item, text: str) -> float:

@@ -68,7 +68,7 @@ def eventful(where: Path, key: Path) -> Path:
         return None if record.kind == "feature" and record.feature == "sampling" else record
 
     source = bundle_maker.SOURCE.replace("batch = [1, 2], context_tokens = [64]", GRID)
-    source = source.replace("max_model_len = 256", "max_model_len = 4096")
+    source = source.replace("max_model_len = 512", "max_model_len = 4096")
     with mock.patch.multiple(bundle_maker, SOURCE=source, steps=steps):
         return bundle_maker.honest(where, key, edit=edit)
 

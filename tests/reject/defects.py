@@ -640,7 +640,7 @@ def claim_with_too_many_cells(lab: Lab) -> Path:
     many = ", ".join(map(str, range(1, 300)))
     toml = lab.members[layout.CLAIM_TOML].decode()
     toml = toml.replace("[1, 2]", f"[{many}]").replace("[64]", f"[{many}]")
-    toml = toml.replace("max_model_len = 256", "max_model_len = 4096\nmax_num_seqs = 400")
+    toml = toml.replace("max_model_len = 512", "max_model_len = 4096\nmax_num_seqs = 400")
     claim = Claim.model_validate(tomllib.loads(toml))
     run = lab.edited(layout.RUN, put(claim_sha256=claim.digest()))
     data = canonical_bytes(claim.json_value())
@@ -701,7 +701,7 @@ def verdict_flipped(lab: Lab) -> Path:
 
 
 def records_dropped_verdicts_kept(lab: Lab) -> Path:
-    data = lab.lines(EVALS, "item", lambda v: [] if v["item"] == "recall-0-3" else None)
+    data = lab.lines(EVALS, "item", lambda v: [] if v["item"] == "chain-8-0-3" else None)
     return lab.resealed(**{EVALS: data})
 
 
@@ -868,7 +868,7 @@ def sample_vector_copied(lab: Lab) -> Path:
 
 
 def item_answered_twice(lab: Lab) -> Path:
-    data = lab.lines(EVALS, "item", lambda v: [v, v] if v["item"] == "recall-0-0" else None)
+    data = lab.lines(EVALS, "item", lambda v: [v, v] if v["item"] == "chain-8-0-0" else None)
     return lab.redecided(**{EVALS: data})
 
 
@@ -935,7 +935,7 @@ def items_of_another_seed(lab: Lab) -> Path:
     """Items chosen after looking at their answers."""
     changed = {
         name: maker.edit_lines(
-            data, "item", lambda v: v.update(item=v["item"].replace("recall-0-", "recall-7-"))
+            data, "item", lambda v: v.update(item=v["item"].replace("chain-8-0-", "chain-8-7-"))
         )
         for name, data in lab.members.items()
         if name.startswith("evals/")

@@ -47,7 +47,7 @@ FASTTRACK = {
     "perf.window": "errors schema stats",
     "engine": "errors schema engine",
     "claim": "errors schema",
-    "plan": "errors schema",
+    "plan": "errors schema evals.task",
     "checkpoints": "errors schema folders",
     "scaffold": "errors schema",
     "isolation": f"{ROOM} folders bundle.git isolation",

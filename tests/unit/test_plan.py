@@ -91,16 +91,25 @@ def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
 
 def test_a_grid_without_room_for_the_tier_s_window_is_refused() -> None:
     def target(length: int) -> Claim:
-        grid = {"batch": [1], "context_tokens": [64]}
+        grid = {"batch": [1], "context_tokens": [352]}
         lab = {"engine": "fake", "role": "evidence", "max_model_len": length, "grid": grid}
         return zoo.claim(targets={"lab": lab})
 
-    assert made(target(96)).cells
+    assert made(target(384)).cells
     with pytest.raises(UsageError) as caught:
-        made(target(95))
+        made(target(383))
     assert caught.value.code == "CLM-005"
     with pytest.raises(UsageError, match="256 decode steps"):
-        made(target(96), Tier.FULL)
+        made(target(384), Tier.FULL)
+
+
+def test_a_context_without_room_for_evals_is_refused() -> None:
+    grid = {"batch": [1], "context_tokens": [64]}
+    lab = {"engine": "fake", "role": "evidence", "max_model_len": 369, "grid": grid}
+    assert made(zoo.claim(targets={"lab": lab})).cells
+    with pytest.raises(UsageError, match="no room for evals") as caught:
+        made(zoo.claim(targets={"lab": lab | {"max_model_len": 368}}))
+    assert (caught.value.code, caught.value.next_step) == ("CLM-005", "raise max_model_len to 369")
 
 
 def test_stage_names() -> None:

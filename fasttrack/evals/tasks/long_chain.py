@@ -19,7 +19,7 @@ Owns: the generator, which training shares under another name of its random stre
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fasttrack.evals.task import Item
@@ -34,6 +34,8 @@ LABELS = tuple(a + b for a in _LABEL for b in _LABEL)
 """Names of nodes; none has a letter of an arrangement."""
 LAST = "--"
 """Stands where the last node's successor would."""
+STEPS = 8
+"""Of an eval's items: an answer of 119 characters to a prompt of 114."""
 LINE, STEP, FRAME = 9, 15, 17
 """Tokens of a prompt line, of an answer's step, and of everything else in an item."""
 
@@ -91,3 +93,21 @@ def items(seed: int, count: int, steps: int, stream: str = "eval") -> list[Item]
         prompt = render([Turn("user", one.question)])
         made.append(Item(id=f"chain-{steps}-{seed}-{index}", prompt=prompt, answer=one.answer))
     return made
+
+
+@dataclass(frozen=True)
+class LongChain:
+    """Chains of `STEPS`. See the module docstring."""
+
+    name: str = "long-chain"
+
+    def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
+        """The prompts have one length, which fits in `task.MIN_PROMPT_TOKENS`."""
+        return items(seed, count, STEPS)
+
+    def score(self, item: Item, text: str) -> float:
+        """`SCORER`."""
+        return score(item.answer, text)
+
+
+TASK = LongChain()

@@ -15,8 +15,9 @@ from __future__ import annotations
 import difflib
 import random
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fasttrack.evals.task import Item
 from fasttrack.evals.tasks.dialogue import Turn, render, tokens
@@ -39,8 +40,24 @@ PREFIX = 6
 """Characters of the random string."""
 TURN_TOKENS = 44
 """Mean tokens of one request and its answer, so that lengths can be planned."""
-QUESTION_TOKENS = 48
-"""Room for the question and its role markers."""
+SHORTEST = 512
+"""Characters of the shortest prompt of an eval, where there is room for it."""
+
+
+class Unit(NamedTuple):
+    """What the length of a prompt is counted in."""
+
+    measure: Callable[[str], int]
+    turn: int
+    """Mean size of one request and its answer."""
+    question: int
+    """Room for the question and its role markers."""
+
+
+TOKENS = Unit(tokens, TURN_TOKENS, 48)
+"""Of a byte-level tokenizer that knows the role markers."""
+CHARACTERS = Unit(len, 75, 66)
+"""No tokenizer needs more tokens than that."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +104,28 @@ def score(wanted: str, text: str) -> float:
 
 
 def items(
-    seed: int, count: int, needles: int, shortest: int, longest: int, stream: str = "eval"
+    seed: int,
+    count: int,
+    needles: int,
+    shortest: int,
+    longest: int,
+    stream: str = "eval",
+    unit: Unit = TOKENS,
 ) -> list[Item]:
-    """Items whose prompts grow geometrically from about `shortest` to at most `longest` tokens.
+    """Items whose prompts grow geometrically from about `shortest` to at most `longest`.
 
-    The wanted needle is drawn evenly. `stream` names the random stream: items and training rows of
-    equal seeds have nothing in common.
+    Two needles fit in `task.MIN_PROMPT_TOKENS` of any unit. The wanted needle is drawn evenly.
+    `stream` names the random stream: items and training rows of equal seeds have nothing in common.
     """
     made = []
     for index in range(count):
         rng = random.Random(f"mrcr-synthetic/{stream}/{seed}/{needles}/{index}")
         share = index / max(1, count - 1)
-        room = shortest * (longest / shortest) ** share - QUESTION_TOKENS
-        dialogue = haystack(rng, max(needles, int(room / TURN_TOKENS)), needles)
+        room = shortest * (longest / shortest) ** share - unit.question
+        dialogue = haystack(rng, max(needles, int(room / unit.turn)), needles)
         full = [i for i, one in enumerate(dialogue) if _count(dialogue, one.request) == needles]
         wanted = dialogue[rng.choice(full)]
-        while len(dialogue) > needles and tokens(render(turns(dialogue))) > room:
+        while len(dialogue) > needles and unit.measure(render(turns(dialogue))) > room:
             surplus = [i for i, one in enumerate(dialogue) if one.request != wanted.request]
             if not surplus:
                 break
@@ -121,3 +144,22 @@ def _words(rng: random.Random) -> str:
     return " ".join(
         "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 5))) for _ in range(WORDS)
     )
+
+
+@dataclass(frozen=True)
+class MrcrSynthetic:
+    """Two needles, in prompts that grow to what the context admits. See the module docstring."""
+
+    name: str = "mrcr-synthetic"
+
+    def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
+        """Sizes are in characters, so that the prompts fit whatever the tokenizer."""
+        shortest = min(SHORTEST, max_prompt_tokens)
+        return items(seed, count, 2, shortest, max_prompt_tokens, unit=CHARACTERS)
+
+    def score(self, item: Item, text: str) -> float:
+        """`SCORER`."""
+        return score(item.answer, text)
+
+
+TASK = MrcrSynthetic()

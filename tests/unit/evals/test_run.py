@@ -11,6 +11,8 @@ from local_engine import setting
 
 from fasttrack.evals import run
 from fasttrack.evals.pairing import pair
+from fasttrack.evals.task import MIN_PROMPT_TOKENS
+from fasttrack.evals.tasks import registry
 from fasttrack.schema import ItemRecord, PathRecord, SessionRecord
 
 SPEC = {"items": 5, "answer_tokens": 8}
@@ -29,13 +31,13 @@ def items(records: list[Any]) -> list[ItemRecord]:
 def test_both_arms_pair_up(tmp_path: Path) -> None:
     base, mine = stage(tmp_path, "base"), stage(tmp_path, "candidate")
     pairs = pair([*items(base), *items(mine)])
-    assert len(pairs) == 5
+    assert len(pairs) == 5 * len(registry())
     for p in pairs:
         assert p.control is not None
         assert p.base.token_ids == p.candidate.token_ids == p.control.token_ids
         assert len(p.base.token_ids) == len(p.base.logprobs) == len(p.base.gaps) == 8
-    assert Counter(r.repeat for r in items(base)) == {"main": 5, "control": 5}
-    assert Counter(r.repeat for r in items(mine)) == {"main": 5}
+    assert Counter(r.repeat for r in items(base)) == {"main": 10, "control": 10}
+    assert Counter(r.repeat for r in items(mine)) == {"main": 10}
 
 
 def test_the_control_runs_in_smaller_batches_and_another_order(tmp_path: Path) -> None:
@@ -44,18 +46,20 @@ def test_the_control_runs_in_smaller_batches_and_another_order(tmp_path: Path) -
     control = [r for r in items(base) if r.repeat == "control"]
     assert {r.concurrency for r in main} == {5}
     assert {r.concurrency for r in control} == {run.CONTROL_CONCURRENCY}
-    assert [r.item for r in control] == [r.item for r in main][::-1]
+    for task in registry():
+        asked, again = ([r.item for r in part if r.eval == task.name] for part in (main, control))
+        assert again == asked[::-1]
     paths = [r for r in base if isinstance(r, PathRecord)]
     assert [p.cell for p in paths] == [
-        "evals/recall/main/concurrency=5",
-        *["evals/recall/control/concurrency=2"] * 3,
+        f"evals/{task.name}/{cell}"
+        for task in registry()
+        for cell in ("main/concurrency=5", *["control/concurrency=1"] * 5)
     ]
 
 
 def test_a_lost_answer_is_recorded_and_not_dropped(tmp_path: Path) -> None:
     records = items(stage(tmp_path, "candidate", fault="shed_load"))
-    assert len(records) == 5
-    assert [r.error for r in records] == ["", "", "", "", "no answer"]
+    assert [r.error for r in records] == ["", "", "", "", "no answer"] * len(registry())
     assert records[-1].finish_reason == "lost"
 
 
@@ -68,7 +72,8 @@ def test_seeds_change_the_items(tmp_path: Path) -> None:
 
 
 def test_prompts_fit_a_short_context(tmp_path: Path) -> None:
-    records = stage(tmp_path, "base", max_model_len=160)
+    least = MIN_PROMPT_TOKENS + SPEC["answer_tokens"] + 1
+    records = stage(tmp_path, "base", max_model_len=least)
     assert not any(r.error for r in items(records))
 
 
