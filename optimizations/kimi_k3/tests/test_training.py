@@ -20,6 +20,7 @@ from kimi_k3.checkpoint import SHIPPED
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO
 from kimi_k3.reference import decoder, kda
+from kimi_k3.reference.weights import shapes
 from kimi_k3.tokenizer import END
 from kimi_k3.tokenizer import tokenizer as tokenizer_json
 from kimi_k3.training import data, evaluate, plot, train
@@ -212,8 +213,29 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypat
 
 # ---- what is shipped ----------------------------------------------------------------------------
 
-BAND = 0.03
-"""Of 200 items: rounding on another machine may turn some answers, six of them at most."""
+BAND, TOKEN_BAND = 0.1, 0.002
+"""How far a sample's shares may lie from those of all 200 items: its own chance, and an answer that
+another machine's rounding turns."""
+SAMPLE = {
+    "mrcr-synthetic/2": slice(0, 100, 10),
+    "long-chain/8": slice(0, 200, 10),
+    "long-chain/24": slice(0, 200, 16),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SAMPLE)
+@torch.no_grad()
+def test_shipped_scores_are_computed_again(suite: str) -> None:
+    """On items among those that were scored, with the shipped weights, in FP32 on this CPU."""
+    stated = json.loads(SHIPPED.with_name("scores.json").read_text())[suite]
+    dims = Dims.from_config(NANO)
+    stored = load_file(SHIPPED)
+    weights = trained.stack({name: stored[name].float() for name in shapes(dims)})
+    items = evaluate.suites(stated["items"])[suite][SAMPLE[suite]]
+    whole, token = evaluate.exact(Decoder(dims, weights), items, torch.device("cpu"))
+    assert whole == pytest.approx(stated["exact"], abs=BAND)
+    assert token == pytest.approx(stated["token"], abs=TOKEN_BAND)
 
 
 def test_the_shipped_run_is_the_scripts_own() -> None:
