@@ -114,7 +114,8 @@ class Repository:
     def edited(self, commit: str) -> dict[str, str]:
         """Path to letter (as `changed`; A for untracked) of what differs from a commit now.
 
-        What the repository ignores is left out; the working tree, not the index, counts.
+        What the repository ignores is left out, and what runs leave where they are started; the
+        working tree, not the index, counts.
         """
         raw = self._git(
             "diff", "-z", "--no-renames", "--no-ext-diff", "--no-textconv", "--name-status",
@@ -128,7 +129,9 @@ class Repository:
         new = self._git(
             "ls-files", "-z", "--others", "--exclude-standard", "--full-name", "--", ":/"
         )
-        return found | {os.fsdecode(path): "A" for path in new.split(b"\0")[:-1]}
+        untracked = [os.fsdecode(path) for path in new.split(b"\0")[:-1]]
+        left = OWN_FOLDERS | {RESULT_FILES.rstrip("/")}
+        return found | {path: "A" for path in untracked if not left & set(path.split("/")[:-1])}
 
     def top(self) -> Path:
         """The folder that paths are relative to; an error for a bare repository."""

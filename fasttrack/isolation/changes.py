@@ -23,6 +23,8 @@ from fasttrack.schema.record import IsolationFinding, IsolationRecord
 DEFAULT_BRANCHES = ("refs/remotes/origin/HEAD", "origin/main", "origin/master", "main", "master")
 ARCHITECTURES = ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification")
 """How names of architectures end."""
+MOST = 200
+"""Findings of one subject that a record keeps."""
 CI_BASE = "GITHUB_BASE_REF"
 """Set by GitHub for a pull request: the branch it goes to."""
 
@@ -94,23 +96,24 @@ def _start(repository: Repository, base: str | None) -> tuple[str, str] | None:
 def judge(change: Change, claim: Claim) -> list[IsolationRecord]:
     """The records of the subjects `scope` and `protected`."""
     outside = [path for path in sorted(change.files) if not claim.scope.covers(path)]
-    protected = list(_protected(change, claim))
+    more = f"; {len(outside)} files are outside the scope" if len(outside) > MOST else ""
+    protected = _protected(change, claim)
     return [
         IsolationRecord(
             subject="scope",
             checks=(Check(name="files", relation="at_least", observed=len(change.files), bound=1),),
-            message=change.origin,
+            message=change.origin + more,
             findings=tuple(
                 IsolationFinding(
                     code="ISO-SCOPE", where=path, what="changed", why="no pattern of [scope].paths"
                 )
-                for path in outside
+                for path in outside[:MOST]
             ),
         ),
         IsolationRecord(
             subject="protected",
             checks=(Check(name="files", relation="at_least", observed=len(change.files), bound=1),),
-            findings=tuple(protected),
+            findings=tuple(protected[:MOST]),
         ),
     ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fasttrack.isolation import tables
 from fasttrack.isolation.names import Function, Module, Own, Scopes
 
-ENTRY_KEYS = ("ISO-ENV", "ISO-TORCH")
+UNDOABLE = ("ISO-ENV", "ISO-TORCH")
 """Changes that count as undone where a `finally` or an `__exit__` makes the same one again."""
 _CODE_ATTRIBUTES = frozenset(
     {"__bases__", "__class__", "__closure__", "__code__", "__defaults__", "__dict__",
@@ -106,7 +106,7 @@ class Effects(ast.NodeVisitor):
             for statement in body
             for node in ast.walk(statement)
             for effect in self._effects(node)
-            if effect.code in ENTRY_KEYS
+            if effect.code in UNDOABLE
         }
         if scope is not None:
             self._scopes.leave()

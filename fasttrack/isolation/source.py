@@ -79,11 +79,14 @@ def _changes(modules: Sequence[Module], claim: Claim) -> Iterator[tuple[str, Eff
 
     importing = Importing(modules, own)
     for module in modules:
-        found = Effects(module, own, claim.scope.models, constant).found
-        told = {effect.line for effect in found}
+        try:
+            found = Effects(module, own, claim.scope.models, constant).found
+            told = {effect.line for effect in found}
+            # A change of something foreign on import is told once, as what it is.
+            found += [effect for effect in importing.of(module) if effect.line not in told]
+        except RecursionError as error:
+            found = [Effect("ISO-IMPORT", 1, type(error).__name__, _WHY_UNREAD)]
         yield from ((module.path, effect) for effect in found)
-        # A change of something foreign on import is told once, as what it is.
-        yield from ((module.path, e) for e in importing.of(module) if e.line not in told)
 
 
 def _parse(root: Path, path: str, packages: frozenset[str]) -> Module:

@@ -89,6 +89,22 @@ def test_committed_edited_and_untracked_files_count(lab: Lab) -> None:
     assert told(scope) == ["other/x.py"]
 
 
+def test_what_a_run_leaves_is_no_change(lab: Lab) -> None:
+    """`fasttrack validate` may be started in the repository, and its folders be ignored or not."""
+    lab.write("zoo/zoo/ops.py", text="edited")
+    lab.write("runs/x/plan.json", "zoo/runs/y.json", ".fasttrack/logs/z", "submissions/a.ftb",
+              "zoo/submissions/b.ftb")  # fmt: skip
+    assert set(lab.find().files) == {"zoo/zoo/ops.py"}
+
+
+def test_a_record_keeps_so_many_findings_and_the_number(lab: Lab) -> None:
+    lab.write("zoo/zoo/ops.py", text="edited")
+    lab.write(*(f"venv/{n}.py" for n in range(changes.MOST + 7)))
+    scope, _ = changes.judge(lab.find(), claim())
+    assert len(scope.findings) == changes.MOST
+    assert f"{changes.MOST + 7} files are outside" in scope.message
+
+
 def test_what_the_protected_branch_did_since_does_not_count(lab: Lab) -> None:
     lab.write("zoo/zoo/ops.py", text="mine")
     lab.commit()

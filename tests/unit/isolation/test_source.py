@@ -195,6 +195,19 @@ def test_recursion_at_import_ends(tmp_path: Path) -> None:
     assert found(tmp_path, ops="def f(n):\n    return n and f(n - 1)\nf(3)\n") == []
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe", b"x = 1\0", b"x = " + b"-" * 5000 + b"1", b"x = " + b"+".join([b"y"] * 5000)],
+    ids=["no_text", "null", "nested", "long_chain"],
+)
+def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "odd.py").write_bytes(content)
+    made = read(tmp_path)
+    assert [(f.code, f.where) for f in made.findings] == [("ISO-IMPORT", "mine/odd.py:1")]
+    assert "nothing is known" in made.findings[0].why
+
+
 def test_tests_are_not_read_and_told(tmp_path: Path) -> None:
     made = read(tmp_path, ops="", tests__test_ops="import os\nos.environ['X'] = '1'\n")
     assert not made.findings
