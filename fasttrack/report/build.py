@@ -80,7 +80,7 @@ def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield evidence.isolation(bundle)
     yield evidence.paths(bundle, tally)
     yield evidence.kernels(bundle, tally)
-    yield evidence.features(bundle)
+    yield evidence.features(bundle, tally)
     yield evidence.evals(bundle, tally)
     yield origin.exclusions(bundle, tally)
     yield origin.reproduce(bundle)

@@ -138,13 +138,22 @@ def kernels(bundle: Bundle, tally: Tally) -> Section:
     return Section("Kernels", (note,), (table(columns, rows, MOST_ROWS),), brief=True)
 
 
-def features(bundle: Bundle) -> Section:
-    """What users rely on, kept or refused as declared."""
-    rows = [(v.cell, v.state.value, v.n, v.detail) for v in _of(bundle, "features")]
+def features(bundle: Bundle, tally: Tally) -> Section:
+    """What users rely on: feature by arm, and what follows."""
+    rows = [
+        (v.cell, tally.features.get(v.cell, {}).get("base", "not run"),
+         tally.features.get(v.cell, {}).get("candidate", "not run"),
+         v.state.value, tally.feature_steps[v.cell], v.detail)
+        for v in _of(bundle, "features")
+    ]  # fmt: skip
     if not rows:
         return Section("Features", ("No feature was judged.",))
-    columns = ("Feature", "State", "Checks", DETAIL)
-    return Section("Features", tables=(table(columns, rows, MOST_ROWS),))
+    columns = ("Feature", "Stock", "Specialised", "State", "Specialised steps", DETAIL)
+    note = (
+        "Each feature was used in both arms. Tolerances are what stock shows against itself in "
+        "other batches."
+    )
+    return Section("Features", (note,), (table(columns, rows, MOST_ROWS),))
 
 
 def evals(bundle: Bundle, tally: Tally) -> Section:

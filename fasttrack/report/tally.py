@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fasttrack.schema import (
     ConductRecord,
     FailureRecord,
+    FeatureRecord,
     ItemRecord,
     KernelRecord,
     MonitorRecord,
@@ -63,6 +64,10 @@ class Tally:
     sessions: list[SessionRecord] = field(default_factory=list)
     items: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Answers by (eval, arm or `control`)."""
+    features: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By feature and arm, what was seen: ``holds``, or why not."""
+    feature_steps: Counter[str] = field(default_factory=Counter)
+    """Specialised decode steps of the candidate, by feature."""
     failures: list[FailureRecord] = field(default_factory=list)
     failure_count: int = 0
     monitors: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -82,6 +87,8 @@ def count(records: Iterable[Record]) -> Tally:
             found = tally.ops.setdefault(record.op, OpCount())
             found.not_offered.update(record.not_offered)
             found.calls += record.calls
+        elif isinstance(record, FeatureRecord):
+            tally.features.setdefault(record.feature, {})[record.arm] = _seen(record)
         elif isinstance(record, SessionRecord):
             tally.sessions.append(record)
         elif isinstance(record, ItemRecord):
@@ -96,7 +103,20 @@ def count(records: Iterable[Record]) -> Tally:
     return tally
 
 
+def _seen(record: FeatureRecord) -> str:
+    """What one arm showed of a feature."""
+    if record.status != "observed":
+        return "refused" if record.status == "refused" else "failed to run"
+    broken = [check.name for check in record.checks if not check.holds]
+    if not record.checks:
+        return "nothing was checked"
+    return f"broken: {', '.join(broken)}" if broken else f"{len(record.checks)} checks hold"
+
+
 def _path(tally: Tally, record: PathRecord) -> None:
+    stage, _, feature = record.cell.partition("/")
+    if stage == "features" and record.arm == "candidate":
+        tally.feature_steps[feature] += sum(step.path == "specialised" for step in record.steps)
     found = tally.paths.setdefault((record.stage, record.arm), PathCount())
     for step in record.steps:
         if step.path == "profile":

@@ -59,7 +59,7 @@ def outcome(case: Case, verdicts: Sequence[Verdict]) -> Outcome:
         state=state,
         admissible=not because,
         not_admissible_because=because,
-        untested=tuple(_untested(case)),
+        untested=tuple(_untested(case, verdicts)),
     )
 
 
@@ -89,7 +89,7 @@ def _not_admissible(case: Case) -> list[str]:
     return reasons
 
 
-def _untested(case: Case) -> list[str]:
+def _untested(case: Case, verdicts: Sequence[Verdict]) -> list[str]:
     """What no record of this run can speak for."""
     scope = []
     others = [name for name in case.claim.targets if name != case.run.target]
@@ -105,5 +105,9 @@ def _untested(case: Case) -> list[str]:
     scope.append(f"contexts above {max(grid.context_tokens)} tokens")
     if case.target.tensor_parallel_size == 1:
         scope.append("tensor parallelism")
-    scope.append("speculative decoding, preemption, abort, streaming")
+    scope.append("speed with draft tokens, and while requests come and go")
+    shown = {v.cell: v.state for v in verdicts if v.rule == "features"}
+    without = [name for name, state in shown.items() if state is not State.PASS]
+    if without or not shown:
+        scope.append(f"features: {', '.join(without) or 'all'}")
     return scope

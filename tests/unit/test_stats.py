@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -143,3 +144,67 @@ def test_noise_floor_by_hand() -> None:
     assert stats.noise_floor([0.0, 0.0], 4, 0.05) == 0.0
     with pytest.raises(ValueError, match="two base boots"):
         stats.noise_floor([], 4, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("value", "df", "tail"),
+    [  # Abramowitz and Stegun, table 26.8
+        (3.84146, 1, 0.05),
+        (10.8276, 1, 0.001),
+        (18.3070, 10, 0.05),
+        (2.15586, 10, 0.995),
+        (149.449, 100, 0.001),
+        (70.0649, 100, 0.99),
+    ],
+)
+def test_chi_squared_tail_is_that_of_the_tables(value: float, df: int, tail: float) -> None:
+    assert stats.chi_squared_upper_tail(value, df) == pytest.approx(tail, rel=1e-4)
+    assert stats.chi_squared_upper_tail(0.0, df) == stats.chi_squared_upper_tail(value, 0) == 1.0
+
+
+def lanes(
+    rng: random.Random, weights: Sequence[float], count: int = 60, draws: int = 9, sticky: float = 0
+) -> list[list[int]]:
+    """Sequences as counts per class; a draw repeats the one before with chance `sticky`."""
+    made = []
+    for _ in range(count):
+        counts, last = [0] * len(weights), None
+        for _ in range(draws):
+            if last is None or rng.random() >= sticky:
+                (last,) = rng.choices(range(len(weights)), weights)
+            counts[last] += 1
+        made.append(counts)
+    return made
+
+
+FLAT = (5, 4, 3, 2, 2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("sticky", [0.0, 0.6])
+def test_equal_distributions_are_rejected_as_often_as_the_level_says(sticky: float) -> None:
+    rng = random.Random(11)
+    chances = []
+    for _ in range(300):
+        test = stats.two_sample_g(lanes(rng, FLAT, sticky=sticky), lanes(rng, FLAT, sticky=sticky))
+        chances.append(stats.chi_squared_upper_tail(test.statistic, test.df))
+    assert sum(chance < 0.05 for chance in chances) <= 30
+    assert sum(chance < 0.5 for chance in chances) >= 90  # and not by never rejecting
+
+
+def test_another_distribution_is_seen() -> None:
+    rng = random.Random(12)
+    other = (4, 3, 3, 3, 3, 2, 2, 2)
+    test = stats.two_sample_g(lanes(rng, FLAT, 100), lanes(rng, other, 100))
+    assert stats.chi_squared_upper_tail(test.statistic, test.df) < 1e-3
+
+
+def test_classes_with_few_draws_are_joined() -> None:
+    assert stats.two_sample_g([[10, 0, 1, 9]], [[10, 1, 0, 9]]).df == 1
+    assert stats.two_sample_g([[3, 1]], [[2, 1]]) == stats.GTest(0.0, 0)
+    assert stats.two_sample_g([[20, 20]], [[20, 20]]).statistic == 0.0
+
+
+def test_holm_multiplies_by_what_is_left() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert stats.holm([]) == []

@@ -12,6 +12,7 @@ import pytest
 import zoo_records as zoo
 from local_engine import setting
 
+from fasttrack.engine.setting import AS_TARGETED, Variant
 from fasttrack.errors import UsageError
 from fasttrack.rules.validity import engine_problem
 from fasttrack.schema import SessionRecord
@@ -75,3 +76,21 @@ def test_an_error_in_a_session_leaves_no_record_of_it(tmp_path: Path) -> None:
     ):
         raise ZeroDivisionError
     assert not records
+
+
+def test_a_variant_changes_engine_arguments_and_is_compared_with_itself(tmp_path: Path) -> None:
+    small = Variant("small", {"max_num_batched_tokens": 64})
+    chosen = setting(tmp_path)
+    target = chosen.launch("name", "base", small).target
+    assert target.engine_args["max_num_batched_tokens"] == 64
+    assert target.model_copy(update={"engine_args": chosen.target.engine_args}) == chosen.target
+
+    records: list[Any] = []
+    for variant in (AS_TARGETED, small):
+        for arm in ("base", "candidate"):
+            with chosen.session("features", f"f-{arm}-{variant.name}", arm, records, variant):
+                pass
+    assert [record.variant for record in records] == ["", "", "small", "small"]
+    assert engine_problem(zoo.case(records)) == ""
+    mixed = [record.model_copy(update={"variant": ""}) for record in records]
+    assert "differs in max_num_batched_tokens" in engine_problem(zoo.case(mixed))

@@ -47,6 +47,7 @@ def test_every_part_is_there(run_folder: Path) -> None:
     text = markdown.render(report)
     assert "| 1 | 64 | 2.00x |" in text
     assert re.search(r"\| perf \| candidate \| \d{2,} \| 0 \| \d+ \| 0 \| PASS \| none \|", text)
+    assert re.search(r"\| abort \| 1 checks hold \| 1 checks hold \| PASS \| \d+ \|", text)
     assert "the engine's own decode" in text
     assert "fasttrack verify FILE" in text
 

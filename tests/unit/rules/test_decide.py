@@ -67,9 +67,20 @@ def test_the_outcome_names_what_was_not_tested() -> None:
     _, result = zoo.decide(zoo.honest_run())
     assert "batch above 8" in result.untested
     assert "contexts above 64 tokens" in result.untested
+    assert not [text for text in result.untested if text.startswith("features")]
     two = zoo.claim().targets["lab"]
     claim = zoo.claim().model_copy(update={"targets": {"lab": two, "big": two}})
     assert "other targets of the claim: big" in zoo.decide(zoo.honest_run(), claim)[1].untested
+
+
+def test_features_that_were_not_shown_are_named_as_untested() -> None:
+    refused = zoo.claim(features={"refused": {"lora": "packed weights"}})
+    seen = [zoo.feature("lora", arm, "refused", message="no") for arm in ("base", "candidate")]
+    records = zoo.honest_run(features=[*zoo.features(), *seen])
+    assert "features: lora" in zoo.decide(records, refused)[1].untested
+    without = zoo.honest_run(features=[])
+    told = next(t for t in zoo.decide(without)[1].untested if t.startswith("features"))
+    assert "abort" in told and "token_bias" in told
 
 
 def test_reproduce_is_a_whole_command() -> None:
