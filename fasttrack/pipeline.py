@@ -24,9 +24,20 @@ from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError, Interrupted, RunError
 from fasttrack.report import build, markdown
-from fasttrack.schema import STAGES, FailureRecord, Outcome, Policy, RunInfo, Tier, Verdict
+from fasttrack.schema import (
+    STAGES,
+    FailureRecord,
+    Outcome,
+    Policy,
+    RunInfo,
+    SelfTest,
+    Tier,
+    Verdict,
+)
 from fasttrack.schema._json import digest
 from fasttrack.schema.record import Stage
+from fasttrack.selftest import catalogue
+from fasttrack.selftest import run as selftest
 from fasttrack.stages import RUNNERS
 
 DONE = ".done"
@@ -43,6 +54,9 @@ class Watcher:
 
     def say(self, text: str) -> None:
         """What is going on inside it."""
+
+    def note(self, text: str) -> None:
+        """A line worth keeping, before the first unit."""
 
     def finished(self, stage: str, name: str, cost_s: float, took_s: float) -> None:
         """A unit ended."""
@@ -98,7 +112,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
         )
     folder = _folder(frozen, options, made, weights_sha256)
     with RunFolder.open(folder) as run:
-        info = _freeze(run, frozen, options, made)
+        info = _freeze(run, frozen, options, made, watcher)
         setting = Setting(
             claim=claim,
             target_name=options.target,
@@ -158,7 +172,9 @@ def _folder(frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: s
         number += 1
 
 
-def _freeze(run: RunFolder, frozen: Frozen, options: Options, made: plan.Plan) -> RunInfo:
+def _freeze(
+    run: RunFolder, frozen: Frozen, options: Options, made: plan.Plan, watcher: Watcher
+) -> RunInfo:
     """Write claim, policy, plan and run information before anything is measured; keep the first."""
     stages = tuple(stage for stage in STAGES if stage in options.stages)
     info = RunInfo(
@@ -178,17 +194,32 @@ def _freeze(run: RunFolder, frozen: Frozen, options: Options, made: plan.Plan) -
     path = run.path / "claim" / "run.json"
     if path.exists():
         before = RunInfo.model_validate_json(path.read_bytes())
-        if before.model_copy(update={"created_utc": "", "command": ()}) == info.model_copy(
-            update={"created_utc": "", "command": ()}
-        ):
+        of_one_attempt = {"created_utc": "", "command": (), "self_test": None}
+        if before.model_copy(update=of_one_attempt) == info.model_copy(update=of_one_attempt):
             return before
         raise RunError("RUN-003", f"{path} belongs to another run", next_step="use --fresh")
+    if options.cell is None and stages == STAGES:
+        info = info.model_copy(update={"self_test": _self_test(options, watcher)})
     run.write_bytes("claim/claim.toml", frozen.source)
     run.write_json("claim/claim.json", frozen.claim.json_value())
     run.write_json("claim/policy.json", options.policy.json_value())
     run.write_json("claim/plan.json", made.json_value())
     run.write_json("claim/run.json", info.json_value())
     return info
+
+
+def _self_test(options: Options, watcher: Watcher) -> SelfTest | None:
+    """What this harness does with the zoo; None where the installation has none.
+
+    Only of full runs: the others are for their author, who need not wait for it.
+    """
+    if catalogue.default_folder() is None:
+        watcher.note("this installation has no zoo to test the harness with")
+        return None
+    watcher.note("testing the harness on planted cheats: a minute, once per build of it")
+    found = selftest.kept(options.cache / "self-test")
+    watcher.note(f"self-test: {found.sentence}")
+    return found
 
 
 def _measure(

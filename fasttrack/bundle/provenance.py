@@ -146,11 +146,15 @@ def git_state(folder: Path, scope: Scope) -> dict[str, Any]:
 
 
 def harness_digest() -> str:
-    """Digest over this package's own source: an edited harness differs from the released one."""
+    """Digest over this package's own source: an edited harness differs from the released one.
+
+    Without the zoo, which a wheel holds and a checkout has elsewhere: it has a digest of its own.
+    """
     root = Path(fasttrack.__file__).parent
     listed = [
         [path.relative_to(root).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()]
         for path in sorted(root.rglob("*.py"))
+        if path.relative_to(root).parts[0] != "_zoo"
     ]
     return hashlib.sha256(canonical_bytes(sorted(listed))).hexdigest()
 

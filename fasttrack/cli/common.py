@@ -167,6 +167,10 @@ class Bar(Watcher):
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=text[:60])
 
+    def note(self, text: str) -> None:
+        """See `Watcher`."""
+        self._console.print(text, markup=False)
+
     def finished(self, stage: str, name: str, cost_s: float, took_s: float) -> None:
         """See `Watcher`."""
         self._done += 1

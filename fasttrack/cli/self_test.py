@@ -49,7 +49,9 @@ def self_test(
 
     found = run.run(zoo, only=only, tell=tell, begin=begin)
     emit(
-        {**found.json_value(), "kill_rate": found.kill_rate} if as_json else found.sentence,
+        {**found.json_value(), "kill_rate": found.kill_rate}
+        if as_json
+        else f"self-test: {found.sentence}",
         as_json=as_json,
     )
     return EXIT_PASS if found.flawless else EXIT_FAIL

@@ -130,6 +130,7 @@ class Backend:
                 "max_model_len": self._target.max_model_len,
                 "max_num_batched_tokens": self._budget,
                 "prefix_caching": True,
+                "timer": "simulated",
             },
             prepared_batches=(1, 2, 4, 8, 16, 32, 64),
         )

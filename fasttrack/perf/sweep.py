@@ -8,6 +8,7 @@ All steps are kept; the rule cuts the window.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -58,6 +59,7 @@ def _cell(
     spec: Mapping[str, Any],
 ) -> list[Record]:
     asked = _requests(setting, session, cell, corpus, spec)
+    start = time.monotonic()
     made = session.generate(asked, full_decode_steps=spec["window_steps"] + WARM_UP_STEPS)
     sample = SampleRecord(
         cell=cell.id,
@@ -70,6 +72,7 @@ def _cell(
         prompt_tokens=sum(len(request.prompt) for request in asked),
         cached_tokens=sum(answer.cached_tokens for answer in made.answers),
         output_tokens=sum(len(answer.token_ids) for answer in made.answers),
+        call_s=time.monotonic() - start,
         steps=made.steps,
     )
     return [sample, path_record("perf", name, arm, cell.id, made)]

@@ -57,6 +57,7 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
         ("Tier", f"{run.tier.value}, seed {run.seed}, stages {', '.join(run.stages)}"),
         ("Machine", origin.machine_line(bundle.provenance)),
         ("Run", f"{run.run_id}, {run.created_utc}, fasttrack {run.harness_version}"),
+        ("Self-test", run.self_test.sentence if run.self_test else "none"),
     ]  # fmt: skip
     if target.baseline_note:
         facts.append(("Baseline", target.baseline_note))

@@ -86,6 +86,11 @@ def _not_admissible(case: Case) -> list[str]:
         reasons.append(f"stages left out: {', '.join(left_out)}")
     if case.run.cell is not None:
         reasons.append(f"only cells like {case.run.cell} were measured")
+    tested = case.run.self_test
+    if tested is None or not all(tested.count(group)[1] for group in ("cheats", "honest")):
+        reasons.append("the harness was not tested on planted cheats and honest work")
+    elif not tested.flawless:
+        reasons.append(f"self-test: {tested.sentence}; wrong: {', '.join(tested.wrong[:6])}")
     return reasons
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from fasttrack import stats
 from fasttrack.perf.window import decode_window
 from fasttrack.rules.base import Case, Rule
-from fasttrack.rules.validity import engine_problem, exercised, sample_problem
+from fasttrack.rules.validity import clock_problem, engine_problem, exercised, sample_problem
 from fasttrack.schema import Cell, PathRecord, SampleRecord, Sentence, State, Verdict
 
 
@@ -39,10 +39,12 @@ def _cell(case: Case, cell: Cell, problem: str) -> Verdict:
     if unused:
         detail = f"session {unused[0].session} did not run the specialised path in its window"
         return _verdict(case, cell, State.NOT_EXERCISED, "PATH-NONE", detail)
-    problems = {s.session: sample_problem(s, cell) for s in samples}
+    clocks = {s.session: clock_problem(s, case) for s in samples}
+    problems = {s.session: sample_problem(s, cell) or clocks[s.session] for s in samples}
     excluded = sorted(f"{session}: {why}" for session, why in problems.items() if why)
     if len(excluded) > case.policy.speed.max_excluded_share * len(samples):
-        return _verdict(case, cell, State.INVALID, "VAL-TOKENS", "; ".join(excluded[:3]))
+        reason = "VAL-CLOCK" if any(clocks.values()) else "VAL-TOKENS"
+        return _verdict(case, cell, State.INVALID, reason, "; ".join(excluded[:3]))
     valid = [s for s in samples if not problems[s.session]]
     return _decide(case, cell, valid, excluded)
 

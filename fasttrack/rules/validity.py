@@ -9,6 +9,10 @@ from fasttrack.rules.base import Case
 from fasttrack.schema import Cell, PathRecord, SampleRecord, SessionRecord
 
 MIN_WINDOW_STEPS = 8
+LEAST_SHARE = 0.5
+"""Of a call's time on the harness's clock that its engine steps must account for."""
+SIMULATED_ENGINE = "fake"
+"""Its clock is simulated: nothing follows from comparing it with ours."""
 
 
 def engine_problem(case: Case) -> str:
@@ -27,6 +31,8 @@ def engine_problem(case: Case) -> str:
                 if session.fingerprint.get(key) != other.get(key)
             ]
             return f"session {session.session} differs in {', '.join(sorted(keys))}"
+        if "timer" not in session.fingerprint:
+            return f"session {session.session} does not say how it times its steps"
         expected = getattr(case.claim.switch, session.arm)
         if session.switch != expected:
             return f"session {session.session} reports the switch {session.switch!r}"
@@ -46,6 +52,25 @@ def sample_problem(sample: SampleRecord, cell: Cell) -> str:
     window = decode_window(sample.steps, cell.batch)
     if len(window) < MIN_WINDOW_STEPS:
         return f"only {len(window)} steady decode steps"
+    return ""
+
+
+def clock_problem(sample: SampleRecord, case: Case) -> str:
+    """Why the engine's step times cannot be believed; empty if they can.
+
+    Steps are timed in the engine's process, where the optimization runs too. It could replace the
+    clock, or return from a step before its work is done: then they do not add up to the time that
+    passed on the harness's own clock.
+    """
+    if case.target.engine == SIMULATED_ENGINE:
+        return ""
+    if sample.call_s is None:
+        return "the harness's own clock was not read"
+    # An engine that schedules ahead tells two entries of one step with the same times.
+    spans = {step.start_s: step.duration_s for step in sample.steps}
+    total = sum(spans.values())
+    if not LEAST_SHARE * sample.call_s <= total <= 1.01 * sample.call_s:
+        return f"steps of {total:.3g} s in a call of {sample.call_s:.3g} s"
     return ""
 
 

@@ -4,6 +4,7 @@ from fasttrack.schema.claim import ARMS, Arm, Cell, Claim, Policy, Sentence, Tar
 from fasttrack.schema.evidence import (
     FileEntry,
     Manifest,
+    MutantResult,
     PlantResult,
     Provenance,
     RunInfo,
@@ -49,6 +50,7 @@ __all__ = [
     "KernelRecord",
     "Manifest",
     "MonitorRecord",
+    "MutantResult",
     "Outcome",
     "PathRecord",
     "PathStep",

@@ -54,12 +54,23 @@ class PlantResult(Frozen):
     detail: str = ""
 
 
+class MutantResult(Frozen):
+    """Spoilt copies of one good result file, and how many of them verification refused."""
+
+    made: int
+    refused: int
+    seed: int
+    detail: str = ""
+
+
 class SelfTest(Frozen):
     """What this harness did with planted cheats and honest work, on the machine of the run."""
 
     harness_sha256: str
     catalogue_sha256: str
     plants: tuple[PlantResult, ...]
+    mutants: MutantResult | None = None
+    """None where they were left out."""
 
     def count(self, group: str) -> tuple[int, int]:
         """(judged right, judged) of `cheats` or `honest`; those not run count nowhere."""
@@ -74,15 +85,24 @@ class SelfTest(Frozen):
 
     @property
     def flawless(self) -> bool:
-        """Whether something of either group was run and all of it judged right."""
-        return bool(self.plants) and not any(plant.state == "wrong" for plant in self.plants)
+        """Whether something was run and all of it judged right."""
+        states = {plant.state for plant in self.plants}
+        refused = self.mutants is None or self.mutants.refused == self.mutants.made
+        return "right" in states and "wrong" not in states and refused
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Names of the plants that were judged wrongly."""
+        return tuple(plant.name for plant in self.plants if plant.state == "wrong")
 
     @property
     def sentence(self) -> str:
-        """``self-test: 41/41 cheats caught, 9/9 honest accepted, 5 not run here``."""
+        """``41/41 cheats caught, 9/9 honest accepted, 5 not run here``."""
         (caught, cheats), (accepted, honest) = self.count("cheats"), self.count("honest")
         idle = sum(plant.state == "not run" for plant in self.plants)
-        told = f"self-test: {caught}/{cheats} cheats caught, {accepted}/{honest} honest accepted"
+        told = f"{caught}/{cheats} cheats caught, {accepted}/{honest} honest accepted"
+        if self.mutants is not None:
+            told += f", {self.mutants.refused}/{self.mutants.made} spoilt files refused"
         return told + (f", {idle} not run here" if idle else "")
 
 
@@ -103,6 +123,8 @@ class RunInfo(Frozen):
     plan_sha256: str
     harness_version: str
     created_utc: str
+    self_test: SelfTest | None = None
+    """Made before a full run by the harness that ran it; without one the bundle is inadmissible."""
 
 
 class Provenance(Frozen):

@@ -256,6 +256,8 @@ class SampleRecord(Frozen):
     """Sum over requests."""
     cached_tokens: int
     output_tokens: int
+    call_s: float | None = None
+    """The harness's own clock around the call, which the engine's process cannot reach."""
     steps: Sequence[EngineStep]
 
 

@@ -355,6 +355,12 @@ REASONS: dict[str, Explanation] = {
         "window.",
         "Such a session is not a measurement of the cell.",
     ),
+    "VAL-CLOCK": Explanation(
+        "The engine's step times do not add up to the time that passed on the harness's own clock: "
+        "a step returned before its work was done, or the engine's clock was changed.",
+        "Wait for the device inside the step, and leave the clock alone. A machine that stood "
+        "still in mid-run looks alike: run again.",
+    ),
     "VAL-ENGINE": Explanation(
         "Sessions of one run differ in more than the switch (build, flags, checkpoint).",
         "Nothing may be upgraded or reconfigured during a run.",

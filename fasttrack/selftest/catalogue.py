@@ -16,6 +16,7 @@ Owns the form and where the zoo is found; runs nothing.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import shutil
 import tomllib
@@ -28,9 +29,12 @@ from pydantic import Field, ValidationError
 import fasttrack
 from fasttrack import folders
 from fasttrack.errors import UsageError
+from fasttrack.schema._json import digest as json_digest
 from fasttrack.schema.claim import Frozen
 from fasttrack.schema.record import Stage
 
+SHIPPED = "_zoo"
+"""Folder of the zoo inside an installed package."""
 Group = Literal["cheats", "honest"]
 GROUPS: tuple[Group, Group] = ("cheats", "honest")
 
@@ -71,7 +75,7 @@ class Plant(Frozen):
     fake: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the fake engine."""
     claim: Mapping[str, Any] = Field(default_factory=dict)
-    """Top-level keys of the claim that differ."""
+    """Keys of the claim that differ, table by table; its one target is ``zoo``."""
 
     @property
     def id(self) -> str:
@@ -82,7 +86,7 @@ class Plant(Frozen):
 def default_folder() -> Path | None:
     """The zoo of this installation: inside a wheel, or beside the package in a checkout."""
     package = Path(fasttrack.__file__).parent
-    for folder in (package / "_zoo", package.parent / "tests" / "zoo"):
+    for folder in (package / SHIPPED, package.parent / "tests" / "zoo"):
         if (folder / "cheats").is_dir():
             return folder
     return None
@@ -122,9 +126,21 @@ def _plant(folder: Path, group: Group) -> Plant:
     return plant
 
 
+def keys(zoo: Path) -> list[tuple[Group, str, int | None, str]]:
+    """(group, name, row, code) of every plant, in order: what a result of this zoo lists."""
+    return [(p.group, p.name, p.row, p.expect.code) for p in load(zoo)]
+
+
 def digest(zoo: Path) -> str:
-    """SHA-256 over every file of the zoo: which catalogue was run."""
-    return folders.digest(zoo)
+    """SHA-256 over names and content of the zoo's files, in a checkout as in a wheel."""
+    listed = [
+        [path.relative_to(zoo).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in folders.source_files(zoo)
+        if not path.name.startswith("test_")
+        and path.name != "conftest.py"
+        and path.relative_to(zoo).parts[0] != "reject"
+    ]
+    return json_digest(sorted(listed))
 
 
 def unmet(plant: Plant) -> str:

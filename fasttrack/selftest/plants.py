@@ -169,24 +169,35 @@ def _claim(plant: Plant, **parts: Any) -> Claim:
         "engine_args": {"fake": dict(plant.fake)},
     }
     return Claim.model_validate(
-        {
-            "schema": "fasttrack.claim/v1",
-            "name": plant.name.replace("_", "-"),
-            "title": plant.title,
-            "summary": plant.how,
-            "scope": _scope(["none"]),
-            "switch": {
-                "key": "additional_config.decode_backend",
-                "base": "auto",
-                "candidate": "latency_specialized",
+        _merged(
+            {
+                "schema": "fasttrack.claim/v1",
+                "name": plant.name.replace("_", "-"),
+                "title": plant.title,
+                "summary": plant.how,
+                "scope": _scope(["none"]),
+                "switch": {
+                    "key": "additional_config.decode_backend",
+                    "base": "auto",
+                    "candidate": "latency_specialized",
+                },
+                "plugin": _plugin(),
+                "speed": {"sentence": "slower_nowhere", "slower_margin_percent": 3.0},
+                "targets": {TARGET: target},
+                **parts,
             },
-            "plugin": _plugin(),
-            "speed": {"sentence": "slower_nowhere", "slower_margin_percent": 3.0},
-            "targets": {TARGET: target},
-        }
-        | parts
-        | dict(plant.claim)
+            plant.claim,
+        )
     )
+
+
+def _merged(value: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """`other` over `value`, table by table."""
+    made = dict(value)
+    for key, new in other.items():
+        both = isinstance(new, Mapping) and isinstance(made.get(key), Mapping)
+        made[key] = _merged(made[key], new) if both else new
+    return made
 
 
 def _decide(claim: Claim, stages: Sequence[str], records: Sequence[Record]) -> Judged:
@@ -235,4 +246,5 @@ def _wanted(plant: Plant) -> str:
 
 
 def _told(verdicts: Sequence[Verdict]) -> str:
-    return "; ".join(f"{v.reason} [{v.cell}] {v.detail}"[:200] for v in verdicts[:4])
+    told = [v for v in verdicts if v.reason != "RUN-PARTIAL"]
+    return "; ".join(f"{v.reason} [{v.cell}] {v.detail}"[:200] for v in told[:4])

@@ -5,15 +5,18 @@ Read by the command `self-test` and by the pipeline, which puts the result into 
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from importlib import metadata
 from pathlib import Path
 
-from fasttrack.bundle import provenance
+from fasttrack.bundle import atomic, provenance
 from fasttrack.errors import UsageError
 from fasttrack.schema import PlantResult, SelfTest
-from fasttrack.selftest import catalogue
+from fasttrack.schema._json import canonical_bytes, digest
+from fasttrack.selftest import catalogue, mutants
 from fasttrack.selftest.catalogue import Plant
 from fasttrack.selftest.plants import Zoo
 
@@ -29,6 +32,8 @@ def run(
 ) -> SelfTest:
     """Judge every plant whose name matches the glob `only`; `tell` hears of each.
 
+    Without `only`, also spoil a good result file a few hundred times.
+
     Raises `UsageError` ZOO-001 without a zoo, ZOO-002 for a malformed plant, USE-001 when no plant
     has such a name.
     """
@@ -39,11 +44,48 @@ def run(
             "USE-001", f"no plant is named like {only!r}", next_step="fasttrack self-test --list"
         )
     begin(len(plants))
+    spoiler = mutants.find(folder) if only is None else None
     return SelfTest(
         harness_sha256=provenance.harness_digest(),
         catalogue_sha256=catalogue.digest(folder),
         plants=tuple(_judged(folder, plants, tell)),
+        mutants=mutants.run(spoiler) if spoiler else None,
     )
+
+
+def kept(cache: Path) -> SelfTest:
+    """The whole self-test, made once per harness, zoo, Python and machine; kept below `cache`.
+
+    Only a flawless one is kept: whatever went wrong deserves another look.
+    """
+    folder = catalogue.find(None)
+    key = digest(
+        {
+            "harness": provenance.harness_digest(),
+            "catalogue": catalogue.digest(folder),
+            "python": platform.python_version(),
+            "machine": platform.node(),
+            "torch": _version("torch"),
+        }
+    )
+    path = cache / f"{key[:16]}.json"
+    try:
+        return SelfTest.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        # Absent, or cut short by a full disk: made anew.
+        found = run()
+        if not found.flawless:
+            return found
+        cache.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(path, canonical_bytes(found.json_value()))
+        return found
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
 
 
 def _named(plant: Plant, pattern: str) -> bool:

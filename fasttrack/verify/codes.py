@@ -145,6 +145,10 @@ CODES: dict[str, Reject] = {
         "differ.",
         _EDITED + " If the file was written by another version of fasttrack, verify with that one.",
     ),
+    "VER-055": Reject(
+        "The self-test is not one of the harness that made the run, or of its zoo.",
+        "Use one version of fasttrack for a whole run, and do not edit what it writes.",
+    ),
     "VER-060": Reject("A record is malformed, or its file was cut short.", _DAMAGED),
     "VER-061": Reject("A record lies in the folder of another stage.", _PACK),
     "VER-062": Reject("A record file belongs to no unit of the plan.", _PACK),

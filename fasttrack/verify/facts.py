@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+from fasttrack.rules.validity import SIMULATED_ENGINE
 from fasttrack.schema import Claim, Record, RunInfo, SampleRecord, SessionRecord
-
-SIMULATED_ENGINE = "fake"
 
 R = TypeVar("R")
 

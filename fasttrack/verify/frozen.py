@@ -11,8 +11,10 @@ from datetime import datetime
 
 from fasttrack import plan as planning
 from fasttrack.bundle import layout, statement
+from fasttrack.bundle.provenance import harness_digest
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import UsageError, VerificationFailed
+from fasttrack.selftest import catalogue
 
 MAX_CELLS = 20_000
 MAX_OPS = 1_000
@@ -33,7 +35,7 @@ def check_statement(bundle: Bundle) -> str:
 def check_frozen(bundle: Bundle) -> None:
     """Claim, policy, plan, run and statement agree.
 
-    Raises `VerificationFailed` VER-050..054 and VER-025.
+    Raises `VerificationFailed` VER-050..055 and VER-025.
     """
     run = bundle.run
     if bundle.source_claim.digest() != bundle.claim.digest():
@@ -52,6 +54,7 @@ def check_frozen(bundle: Bundle) -> None:
                 code, f"its digest {found[:12]} is not the frozen {frozen[:12]}", cell=name
             )
     _check_plan(bundle)
+    _check_self_test(bundle)
     _check_predicate(bundle)
 
 
@@ -93,6 +96,28 @@ def _check_plan(bundle: Bundle) -> None:
         raise VerificationFailed(
             "VER-018", "created_utc is not a time with a zone", cell=layout.RUN
         )
+
+
+def _check_self_test(bundle: Bundle) -> None:
+    """The self-test is of the run's own harness; where that is ours, of our zoo, each plant once.
+
+    That it was not made up is what a reproducer's own run shows.
+    """
+    told = bundle.run.self_test
+    if told is None:
+        return
+    problem = ""
+    if told.harness_sha256 != bundle.provenance.source.get("harness_sha256"):
+        problem = "it was made by another harness than the one that ended the run"
+    elif told.harness_sha256 == harness_digest():
+        zoo = catalogue.default_folder()
+        plants = [(p.group, p.name, p.row, p.code) for p in told.plants]
+        if zoo is not None and told.catalogue_sha256 != catalogue.digest(zoo):
+            problem = "its zoo is not the one of this harness"
+        elif zoo is not None and plants != catalogue.keys(zoo):
+            problem = "it does not list the plants of its zoo"
+    if problem:
+        raise VerificationFailed("VER-055", problem, cell=layout.RUN)
 
 
 def _work(unit: str) -> str:

@@ -25,7 +25,7 @@ import bundle_maker as maker
 
 from fasttrack.bundle import archive, sign
 from fasttrack.bundle.card import Answer, Challenge
-from fasttrack.schema import Tier
+from fasttrack.schema import PlantResult, SelfTest, Tier
 from fasttrack.verify import challenge
 from fasttrack.verify.steps import verify
 
@@ -35,7 +35,20 @@ NOW = CREATED + timedelta(days=1)
 NONCE = "golden"
 SIGNERS = "allowed_signers"
 SOURCE = {"harness_sha256": "0" * 64, "scope_sha256": "5" * 64}
-RUN = {"tier": Tier.SMOKE, "harness_version": "0.1.0", "run_id": "demo-gpu-a-smoke-golden"}
+SELF_TEST = SelfTest(
+    harness_sha256="0" * 64,
+    catalogue_sha256="1" * 64,
+    plants=[
+        PlantResult(group="cheats", name="a_cheat", row=1, code="NUM-RATIO", state="right"),
+        PlantResult(group="honest", name="honest_work", row=None, code="", state="right"),
+    ],
+)
+RUN = {
+    "tier": Tier.SMOKE,
+    "harness_version": "0.1.0",
+    "run_id": "demo-gpu-a-smoke-golden",
+    "self_test": SELF_TEST,
+}
 
 
 def test_only_key(folder: Path, name: str) -> Path:

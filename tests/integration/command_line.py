@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "reject"))
+
+import bundle_maker as maker
+
 from fasttrack import scaffold
 from fasttrack.bundle import provenance
 from fasttrack.cli.main import main
 from fasttrack.schema import Record, parse_record
+from fasttrack.selftest import run as selftest
 
 HOME = tempfile.TemporaryDirectory(prefix="fasttrack-home-")
 """Where the development key of these tests is made."""
@@ -54,7 +59,7 @@ def fasttrack(folder: Path, *arguments: object, packages: bool = False) -> Ran:
     """`fasttrack ARGUMENTS` in a folder. Keys and settings of the user stay out of it.
 
     The list of installed packages takes a second where there are hundreds: without `packages`,
-    provenance holds an invented one.
+    provenance holds an invented one. The self-test is invented too: `tests/zoo` makes the real one.
     """
     words = [str(argument) for argument in arguments]
     out, err = io.StringIO(), io.StringIO()
@@ -63,6 +68,7 @@ def fasttrack(folder: Path, *arguments: object, packages: bool = False) -> Ran:
     with (
         contextlib.chdir(folder),
         mock.patch.object(provenance, "_packages", listed),
+        mock.patch.object(selftest, "kept", lambda cache: maker.self_test()),
         mock.patch.dict(os.environ, home),
         mock.patch.object(sys, "argv", ["fasttrack", *words]),
         contextlib.redirect_stdout(out),

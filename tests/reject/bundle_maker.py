@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +47,24 @@ from fasttrack.schema import (
     ItemRecord,
     KernelRecord,
     MonitorRecord,
+    MutantResult,
     Outcome,
     PathRecord,
     PathStep,
+    PlantResult,
     Policy,
     Provenance,
     Record,
     RunInfo,
     SampleRecord,
+    SelfTest,
     SessionRecord,
     Tier,
     Verdict,
 )
 from fasttrack.schema._json import canonical_bytes, digest, loads
 from fasttrack.schema.record import Stage
+from fasttrack.selftest import catalogue
 
 Members = dict[str, bytes]
 PRINCIPAL = "ada@example.org"
@@ -130,7 +135,7 @@ def session(
     ended = SessionRecord(
         stage=stage, session=name, arm=arm, started_utc=started, start_s=start, ready_s=ready,
         end_s=clock.now_s, switch="auto" if arm == "base" else "latency_specialized",
-        fingerprint={"engine": "vllm", "vllm": "0.32.0", "checkpoint": "c" * 64},
+        fingerprint={"engine": "vllm", "vllm": "0.32.0", "checkpoint": "c" * 64, "timer": "t"},
         peak_rss_mib=900.5,
     )  # fmt: skip
     clock.now_s += 1
@@ -289,6 +294,7 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
                     planned_requests=cell.batch, completed_requests=cell.batch,
                     prompt_tokens=prompt, cached_tokens=0,
                     output_tokens=cell.batch * (WARM_AND_WINDOW + 1), steps=tuple(ran),
+                    call_s=1.1 * sum(step.duration_s for step in ran),
                 )
             )  # fmt: skip
             made.append(path("perf", name, arm, cell.id, ran))
@@ -299,6 +305,15 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
         *session(clock, "perf", name, arm, body),
         MonitorRecord(stage="perf", session=name, values=values),
     ]
+
+
+def paced(record: Record, factor: float) -> Record:
+    """A candidate's sample whose steps, and the call around them, take `factor` times as long."""
+    if not isinstance(record, SampleRecord) or record.arm != "candidate":
+        return record
+    steps = [s.model_copy(update={"duration_s": factor * s.duration_s}) for s in record.steps]
+    call_s = factor * (record.call_s or 0.0)
+    return record.model_copy(update={"steps": tuple(steps), "call_s": call_s})
 
 
 def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Record]]]:
@@ -352,8 +367,24 @@ def run_info(frozen: Claim, policy: Policy, **changes: Any) -> RunInfo:
         "command": ("fasttrack", "validate", "optimizations/demo", "--tier", "standard"),
         "claim_sha256": frozen.digest(), "policy_sha256": policy.digest(),
         "harness_version": __version__, "created_utc": CREATED.isoformat(),
+        "self_test": self_test(),
     } | changes  # fmt: skip
     return RunInfo(plan_sha256=digest(plan_value(frozen, values["tier"], values["seed"])), **values)
+
+
+@cache
+def self_test(harness_sha256: str = "") -> SelfTest:
+    """Of this harness: every plant of its zoo judged right."""
+    zoo = catalogue.find(None)
+    return SelfTest(
+        harness_sha256=harness_sha256 or harness_digest(),
+        catalogue_sha256=catalogue.digest(zoo),
+        plants=[
+            PlantResult(group=group, name=name, row=row, code=code, state="right")
+            for group, name, row, code in catalogue.keys(zoo)
+        ],
+        mutants=MutantResult(made=200, refused=200, seed=1),
+    )
 
 
 def provenance_value(**source: Any) -> Provenance:
@@ -381,7 +412,8 @@ def run_folder(
 ) -> Path:
     """A finished run folder; `edit` changes or drops records before the rules see them."""
     frozen, policy = claim(), policy or Policy()
-    info = run_info(frozen, policy, **(run or {}))
+    tested = self_test(dict(source or {}).get("harness_sha256", ""))
+    info = run_info(frozen, policy, **{"self_test": tested, **(run or {})})
     with RunFolder.open(where) as folder:
         folder.write_bytes(layout.CLAIM_TOML, SOURCE.encode())
         folder.write_json(layout.CLAIM, frozen.json_value())

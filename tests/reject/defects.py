@@ -635,6 +635,27 @@ def plan_without_a_block(lab: Lab) -> Path:
     return lab.resealed(**{layout.PLAN: plan, layout.RUN: run})
 
 
+def self_test_of_another_harness(lab: Lab) -> Path:
+    def change(value: Any) -> None:
+        value["self_test"]["harness_sha256"] = "0" * 64
+
+    return lab.resealed(**{layout.RUN: lab.edited(layout.RUN, change)})
+
+
+def self_test_of_another_zoo(lab: Lab) -> Path:
+    def change(value: Any) -> None:
+        value["self_test"]["catalogue_sha256"] = "0" * 64
+
+    return lab.resealed(**{layout.RUN: lab.edited(layout.RUN, change)})
+
+
+def self_test_without_the_plant_that_was_missed(lab: Lab) -> Path:
+    def change(value: Any) -> None:
+        del value["self_test"]["plants"][0]
+
+    return lab.resealed(**{layout.RUN: lab.edited(layout.RUN, change)})
+
+
 def claim_with_too_many_cells(lab: Lab) -> Path:
     """A grid that would exhaust whoever lists its cells."""
     many = ", ".join(map(str, range(1, 300)))
@@ -1073,6 +1094,9 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(plan_without_a_cell, "VER-054", layout.PLAN),
     Defect(plan_with_fewer_items, "VER-054", layout.PLAN),
     Defect(plan_without_a_block, "VER-054", layout.PLAN),
+    Defect(self_test_of_another_harness, "VER-055", layout.RUN),
+    Defect(self_test_of_another_zoo, "VER-055", layout.RUN),
+    Defect(self_test_without_the_plant_that_was_missed, "VER-055", layout.RUN),
     Defect(claim_with_too_many_cells, "VER-002", layout.CLAIM),
     Defect(last_line_cut, "VER-060", PERF),
     Defect(last_newline_cut, "VER-060", PERF),

@@ -1,7 +1,8 @@
 """Small honest ops for kernel cases of plants: a plant changes the candidate and nothing else.
 
 Three shapes of decode work: `Linear`, paged `Attention`, and `Experts` behind a router. Each has
-seeded inputs, a float64 reference and stock arithmetic in its own dtype. Free slots hold NaN.
+seeded inputs, a float64 reference, stock arithmetic in its own dtype, and the abilities that its
+shape allows. Free slots hold NaN.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Op:
     outputs: Mapping[str, tuple[str, ...]] = {"y": ("row", "column")}
     sizes: Sequence[Mapping[str, int]] = ({"batch": 4},)
     dtype = torch.float32
-    rows: tuple[str, ...] = ("x",)
-    """Inputs whose first axis is the batch."""
+    input_rows: Mapping[str, int] = {"x": 0}
+    output_rows: Mapping[str, int] = {"y": 0}
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -34,6 +35,10 @@ class Op:
     def inputs(self, regime: Mapping[str, int], seed: int) -> Tensors:
         """Seeded operands."""
         raise NotImplementedError
+
+    def neighbours(self, regime: Mapping[str, int]) -> Sequence[Mapping[str, int]]:
+        """One row more."""
+        return [{**regime, "batch": regime["batch"] + 1}]
 
     def compute(self, inputs: Tensors) -> Tensors:
         """The honest arithmetic."""
@@ -49,8 +54,8 @@ class Op:
 
     def stock_variant(self, inputs: Tensors) -> Tensors:
         """Stock for the batch twice, cut back."""
-        twice = {n: torch.cat((v, v)) if n in self.rows else v for n, v in inputs.items()}
-        batch = inputs[self.rows[0]].shape[0]
+        twice = {n: torch.cat((v, v)) if n in self.input_rows else v for n, v in inputs.items()}
+        batch = inputs[next(iter(self.input_rows))].shape[0]
         return {name: value[:batch] for name, value in self.stock(twice).items()}
 
     def candidate(self, inputs: Tensors) -> Tensors:
@@ -93,7 +98,7 @@ class Attention(Op):
 
     outputs: Mapping[str, tuple[str, ...]] = {"y": ("row", "head", "column")}
     sizes = ({"batch": 3, "context": 500},)
-    rows = ("q", "table", "length")
+    input_rows: Mapping[str, int] = {"q": 0, "table": 0, "length": 0}
     page = 16
 
     def inputs(self, regime: Mapping[str, int], seed: int) -> Tensors:
@@ -105,13 +110,28 @@ class Attention(Op):
         table = order.reshape(batch, each) + 1
         shape = (batch * each + 1, self.page, 32)
         keys, values = normal(seed + 1, *shape), normal(seed + 2, *shape)
-        free = torch.ones(shape[:2], dtype=torch.bool)
-        for row in range(batch):
-            slots = torch.arange(each * self.page).reshape(each, self.page)
-            free[table[row]] = slots >= length[row]
-        keys[free] = values[free] = float("nan")
-        return {"q": normal(seed, batch, 4, 32), "keys": keys, "values": values,
+        made = {"q": normal(seed, batch, 4, 32), "keys": keys, "values": values,
                 "table": table, "length": length}  # fmt: skip
+        return self._with_free_slots(made, float("nan"))
+
+    def other_padding(self, inputs: Tensors, seed: int) -> Tensors:
+        """Numbers in place of NaN."""
+        return self._with_free_slots(inputs, 3.0 + seed)
+
+    def other_scalars(self, inputs: Tensors, seed: int) -> Tensors:
+        """Every row two tokens shorter."""
+        shorter = {**inputs, "length": inputs["length"] - 2}
+        return self._with_free_slots(shorter, float("nan"))
+
+    def _with_free_slots(self, inputs: Tensors, value: float) -> Tensors:
+        """The same rows, with `value` wherever no row reads."""
+        keys, values = inputs["keys"].clone(), inputs["values"].clone()
+        free = torch.ones(keys.shape[:2], dtype=torch.bool)
+        for table, length in zip(inputs["table"], inputs["length"], strict=True):
+            slots = torch.arange(len(table) * self.page).reshape(len(table), self.page)
+            free[table] = slots >= length
+        keys[free] = values[free] = value
+        return {**inputs, "keys": keys, "values": values}
 
     def compute(self, inputs: Tensors) -> Tensors:
         """y [B, 4, 32], row by row."""
@@ -122,6 +142,20 @@ class Attention(Op):
             weight = torch.softmax(q @ keys.T / 32**0.5, dim=-1)
             rows.append(weight @ values)
         return {"y": torch.stack(rows)}
+
+
+class Softmax(Op):
+    """x [B, 256] -> its softmax, row by row."""
+
+    sizes = ({"batch": 64},)
+
+    def inputs(self, regime: Mapping[str, int], seed: int) -> Tensors:
+        """Standard normal rows."""
+        return {"x": normal(seed, regime["batch"], 256)}
+
+    def compute(self, inputs: Tensors) -> Tensors:
+        """y [B, 256]."""
+        return {"y": torch.softmax(inputs["x"], dim=-1)}
 
 
 class Experts(Op):

@@ -30,10 +30,12 @@ from fasttrack.schema import (
     Outcome,
     PathRecord,
     PathStep,
+    PlantResult,
     Policy,
     Record,
     RunInfo,
     SampleRecord,
+    SelfTest,
     SessionRecord,
     Tier,
     Verdict,
@@ -89,8 +91,22 @@ def run_info(stages: Sequence[Stage] = STAGES, **changes: Any) -> RunInfo:
             "plan_sha256": "0" * 64,
             "harness_version": "0",
             "created_utc": "2026-01-01T00:00:00+00:00",
+            "self_test": self_test(),
         }
         | changes
+    )
+
+
+def self_test(**states: Any) -> SelfTest:
+    """A cheat caught and honest work accepted, unless `states` says otherwise."""
+    plants = {"cheats": "right", "honest": "right"} | states
+    return SelfTest(
+        harness_sha256="0" * 64,
+        catalogue_sha256="0" * 64,
+        plants=[
+            PlantResult(group=group, name=f"a_{group}", row=None, code="", state=state)
+            for group, state in plants.items()
+        ],
     )
 
 
@@ -294,7 +310,7 @@ def session(stage: Stage, name: str, arm: Arm, **changes: Any) -> SessionRecord:
             "ready_s": 2.0,
             "end_s": 3.0,
             "switch": SWITCH[arm],
-            "fingerprint": {"engine": "fake-1", "max_model_len": 2048},
+            "fingerprint": {"engine": "fake-1", "max_model_len": 2048, "timer": "perf_counter"},
         }
         | changes
     )
@@ -442,6 +458,7 @@ def sample(
             "prompt_tokens": prompt,
             "cached_tokens": 0,
             "output_tokens": cell.batch * (len(steps) - 1),
+            "call_s": 1.1 * sum(step.duration_s for step in steps),
             "steps": tuple(steps),
         }
         | changes

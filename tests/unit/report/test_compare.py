@@ -17,10 +17,7 @@ from fasttrack.schema import Record, State, Verdict
 
 def slower(factor: float, record: Record) -> Record:
     """The candidate's steps take longer by a factor."""
-    if record.kind == "sample" and record.arm == "candidate":
-        steps = [s.model_copy(update={"duration_s": factor * s.duration_s}) for s in record.steps]
-        return record.model_copy(update={"steps": tuple(steps)})
-    return record
+    return maker.paced(record, factor)
 
 
 @pytest.fixture(scope="module")

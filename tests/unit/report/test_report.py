@@ -179,13 +179,8 @@ def test_every_op_is_one_row(run_folder: Path) -> None:
 
 
 def test_what_decides_is_named_first(tmp_path: Path) -> None:
-    def slow(record: Record) -> Record:
-        if record.kind == "sample" and record.arm == "candidate":
-            steps = [s.model_copy(update={"duration_s": 3 * s.duration_s}) for s in record.steps]
-            return record.model_copy(update={"steps": tuple(steps)})
-        return record
-
-    attention = made(maker.run_folder(tmp_path / "run", edit=slow)).sections[0].tables[0].rows
+    run = maker.run_folder(tmp_path / "run", edit=lambda record: maker.paced(record, 3))
+    attention = made(run).sections[0].tables[0].rows
     assert [row[0] for row in attention] == ["FAIL", "SLOWER", "SLOWER"]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ from fasttrack.schema import (
     State,
 )
 from fasttrack.schema.verdict import REASONS
+from fasttrack.selftest import catalogue
+
+ZOO = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -380,8 +384,8 @@ def fallen_back(records: list[Any]) -> list[Any]:
 
 def other_build(records: list[Any], name: str = "candidate") -> list[Any]:
     """Sessions of an arm ran another build."""
-    return zoo.changed(records, SessionRecord, lambda r: r.arm == name,
-                       fingerprint={"engine": "fake-2", "max_model_len": 2048})  # fmt: skip
+    told = {"engine": "fake-2", "max_model_len": 2048, "timer": "perf_counter"}
+    return zoo.changed(records, SessionRecord, lambda r: r.arm == name, fingerprint=told)
 
 
 EVERY_CANDIDATE = measured(lambda r: r.arm == "candidate", cached_tokens=64)
@@ -485,10 +489,11 @@ def test_names_are_unique() -> None:
 
 
 def test_every_reason_of_the_rules_has_a_cheat() -> None:
-    planted = {cheat.reason for cheat in CHEATS}
+    folders = [plant.expect for plant in catalogue.load(ZOO) if plant.group == "cheats"]
+    planted = {cheat.reason for cheat in CHEATS} | {wanted.code for wanted in folders}
     by_stages = {"RUN-PARTIAL"}
     good = {"OK", "FEAT-DECLARED", "ISO-DECLARED", "ISO-REFUSED", "SPD-FASTER"}
-    assert planted | by_stages | good == set(REASONS)
+    assert set(REASONS) - planted - by_stages - good == set()
 
 
 def test_zero_records_never_pass() -> None:
@@ -541,3 +546,21 @@ def test_lower_tiers_and_development_targets_are_not_admissible() -> None:
     claim = zoo.claim().model_copy(update={"targets": {"lab": target}})
     _, outcome = zoo.decide(zoo.honest_run(), claim)
     assert outcome.not_admissible_because == ("target lab has the role development",)
+
+
+@pytest.mark.parametrize(
+    ("tested", "says"),
+    [
+        (None, "was not tested"),
+        (zoo.self_test(cheats="wrong"), "0/1 cheats caught, 1/1 honest accepted; wrong: a_cheats"),
+        (zoo.self_test(honest="wrong"), "1/1 cheats caught, 0/1 honest accepted; wrong: a_honest"),
+        (zoo.self_test(cheats="not run"), "was not tested"),
+        (zoo.self_test(honest="not run"), "was not tested"),
+    ],
+)
+def test_a_harness_that_was_not_tested_is_not_admissible(tested: Any, says: str) -> None:
+    _, outcome = zoo.decide(zoo.honest_run(), self_test=tested)
+    assert outcome.state is State.PASS
+    assert not outcome.admissible
+    (because,) = outcome.not_admissible_because
+    assert says in because

@@ -1,0 +1,1 @@
+"""An optimization that is always right."""

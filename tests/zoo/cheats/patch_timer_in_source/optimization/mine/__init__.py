@@ -1,0 +1,1 @@
+"""An optimization that brings its own clock."""

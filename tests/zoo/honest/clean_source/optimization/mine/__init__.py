@@ -1,0 +1,1 @@
+"""An optimization that minds its own business."""
