@@ -94,7 +94,7 @@ class Specialised:
         mla: MLAMetadata = steps[self._mla[0]]
         kda: list[KDAMetadata] = [steps[name] for name in self._kda]
         step = DecodeStep(
-            slots=torch.stack([one.live for one in kda]),
+            slots=torch.stack([one.slots for one in kda]),
             block_table=mla.block_table,
             slot_mapping=mla.slot_mapping,
             seq_lens=mla.seq_lens,

@@ -122,6 +122,7 @@ KIMI_K3_OUTSIDE = {
     "reference": "torch safetensors",
     "kernels": "torch",
     "runtime.executor": "torch",
+    "runtime.packed": "torch",
     "runtime.collective": "torch",
     "cases": "torch fasttrack.schema fasttrack.correctness.case",
     "training": "torch safetensors fasttrack.evals.task fasttrack.evals.tasks",

@@ -33,12 +33,16 @@ class Engine:
     """Slots, pages and caches of up to `most` requests, allotted in scattered order.
 
     Everything starts as NaN and the null slot and page stay so; every KDA layer gives a request
-    another slot, as an engine with several cache groups does.
+    other slots, as an engine with several cache groups does, one per column: `columns` is the most
+    tokens a request may verify at once.
     """
 
-    def __init__(self, most: int, room: int, tp: int = 1) -> None:
+    def __init__(self, most: int, room: int, tp: int = 1, columns: int = 1) -> None:
         self.random = torch.Generator().manual_seed(most)
-        self.slots = torch.stack([self._order(most + 3)[:most] for _ in DIMS.kda_layers])
+        count = most * columns
+        slots = [self._order(count + 3)[:count].view(most, columns) for _ in DIMS.kda_layers]
+        self.slots = torch.stack(slots)
+        self.column = torch.zeros(most, dtype=torch.int64)
         each = -(-room // PAGE)
         self.table = self._order(most * each).view(most, each)
         self.lengths = torch.zeros(most, dtype=torch.int64)
@@ -49,16 +53,17 @@ class Engine:
                 self.caches[layer] = pages
                 continue
             shapes = DIMS.conv_state_shape(tp), DIMS.recurrent_state_shape(tp)
-            conv, recurrent = (torch.full((most + 4, *shape), NAN) for shape in shapes)
+            conv, recurrent = (torch.full((count + 4, *shape), NAN) for shape in shapes)
             self.caches[layer] = common.paged(conv), common.paged(recurrent)
 
     def _order(self, count: int) -> Tensor:
         return torch.randperm(count, generator=self.random) + 1
 
     def place(self, layer: int, request: int) -> Tensor | int:
-        """Slot of a KDA layer, or cache rows of an MLA layer up to the request's length."""
+        """Live slot of a KDA layer, or cache rows of an MLA layer up to the request's length."""
         if layer in DIMS.kda_layers:
-            return int(self.slots[DIMS.kda_layers.index(layer), request])
+            own = self.slots[DIMS.kda_layers.index(layer), request]
+            return int(own[self.column[request]])
         token = torch.arange(int(self.lengths[request]))
         return self.table[request][token // PAGE] * PAGE + token % PAGE
 
@@ -84,19 +89,26 @@ class Engine:
                 layers.append(KdaState(cache[0][at].clone(), cache[1][at].clone()))
         return State(layers)
 
-    def step(self, requests: Sequence[int]) -> DecodeStep:
-        """One more token for each of `requests`."""
+    def step(self, requests: Sequence[int], tokens: int = 1) -> DecodeStep:
+        """`tokens` more tokens for each of `requests`."""
         rows = torch.tensor(requests)
-        self.lengths[rows] += 1
-        last = self.lengths[rows] - 1
-        page = self.table[rows].gather(1, (last // PAGE)[:, None])[:, 0]
+        self.lengths[rows] += tokens
+        new = self.lengths[rows][:, None] + torch.arange(-tokens, 0)
+        mapping = self.table[rows].gather(1, new // PAGE) * PAGE + new % PAGE
         return DecodeStep(
             slots=self.slots[:, rows],
             block_table=self.table[rows],
-            slot_mapping=page * PAGE + last % PAGE,
+            slot_mapping=mapping.flatten(),
             seq_lens=self.lengths[rows],
             max_seq_len=int(self.lengths[rows].max()),
+            tokens=tokens,
+            accepted=self.column[rows] + 1 if self.slots.shape[2] > 1 else None,
         )
+
+    def keep(self, request: int, kept: int, tokens: int) -> None:
+        """Keep the first `kept` of the `tokens` a request has just verified."""
+        self.lengths[request] -= tokens - kept
+        self.column[request] = kept - 1
 
     def fill(self, weights: Weights, prompts: Sequence[int]) -> list[State]:
         """Prefill a request per prompt length with the reference; the states it ended in."""

@@ -43,7 +43,7 @@ class _Traced(nn.Module):
 def compile_unit(recipe: Recipe, path: Path) -> None:
     """Compile `recipe` into the package `path`, replacing it atomically."""
     dims = {name: torch.export.Dim(name, min=2) for name in ("context", "slots", "rows")}
-    dims["batch"] = torch.export.Dim("batch", min=1)
+    dims |= {name: torch.export.Dim(name, min=1) for name in ("batch", "tokens")}
     axes = UNITS[recipe.unit].axes
     varying = [{axis: dims[name] for axis, name in enumerate(names)} for names in axes]
     static: list[dict[int, object]] = [{} for _ in recipe.inputs[len(axes) :]]

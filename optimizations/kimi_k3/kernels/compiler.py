@@ -47,7 +47,7 @@ TIME_LIMIT = 1800.0
 
 # Sizes given to the varying axes while compiling. They must differ, or the tracer may take two
 # axes for one; results do not depend on them.
-_SAMPLE = {"batch": 5, "context": 48, "slots": 11, "rows": 13}
+_SAMPLE = {"tokens": 3, "batch": 5, "context": 48, "slots": 11, "rows": 13}
 
 Kernel = Callable[[list[Tensor]], list[Tensor]]
 """A loaded unit: activations, then weights -> outputs."""

@@ -6,12 +6,14 @@ Read by: `compiler`, the executor, kernel cases.
 
 A step of one layer is `kda` or `mla`, a sum over ranks, then `dense`, or `moe`; with several
 ranks `moe` is cut at its two exchanges into `moe_front`, `experts` and `moe_tail`. `final` ends
-the step. Activations come first, weights after, in the order of their packed tuple.
+the step. Where requests bring several tokens, `kda` is cut into `kda_project`, `kda_token` once
+per token and the output projection; everything else takes tokens as further rows, and `mla` their
+order too. Activations come first, weights after, in the order of their packed tuple.
 
 A row that owns no state, padding for one, computes something that is discarded; what it points
 at (slot 0, cache row 0) is written back as it was.
 
-B rows, D hidden, N stored blocks, T context. `sites` int64 [3] = stored blocks at the attention
+B rows, D hidden, N stored blocks, T context; `mla` has B requests of q tokens. `sites` int64 [3] = stored blocks at the attention
 site, at the MLP site, and 1 where the prefix restarts with this layer's attention output.
 """
 
@@ -25,9 +27,8 @@ from torch import Tensor
 
 from kimi_k3.kernels.attn_res.portable import site
 from kimi_k3.kernels.common import Constants, rms_norm, situ
-from kimi_k3.kernels.kda import portable as kda_ops
-from kimi_k3.kernels.kda.prepared import KdaWeights
-from kimi_k3.kernels.kda.prepared import widths as kda_widths
+from kimi_k3.kernels.kda.prepared import KdaRowWeights
+from kimi_k3.kernels.kda.units import kda_project, kda_token
 from kimi_k3.kernels.mla import portable as mla_ops
 from kimi_k3.kernels.mla.prepared import MlaWeights
 from kimi_k3.kernels.mla.prepared import widths as mla_widths
@@ -49,30 +50,15 @@ def kda(
     owned: Tensor,
     *weights: Tensor,
 ) -> Tensor:
-    """Attention half of a KDA layer: [B, D], this rank's share.
+    """Attention half of a KDA layer, one token per request: [B, D], this rank's share.
 
     prefix [B, D], bank [B, N, D]; conv [slots, T-1, C] and recurrent [slots, H, V, K] are updated
     in place at slots int64 [B] where owned bool [B].
     """
-    w = KdaWeights(*weights)
-    x = site(prefix, bank, sites[0], w.score, w.gain, c.eps)
-    qkv, gate, low, beta = project(x, w.in_proj, kda_widths(c))
-    heads = (c.kda_heads, c.kda_head_dim)
-
-    history = conv[slots]
-    convolved, shifted = kda_ops.convolve(qkv, history, w.taps)
-    conv.index_put_((slots,), torch.where(owned[:, None, None], shifted, history))
-
-    q, k, v = convolved.unflatten(-1, (3, *heads)).unbind(1)
-    q, k = kda_ops.unit(q) * c.kda_head_dim**-0.5, kda_ops.unit(k)
-    raw = linear(low, w.decay_up).unflatten(-1, heads)
-    factors = kda_ops.decay(raw, w.decay_speed, w.decay_bias, c.gate_lower_bound)
-    state = recurrent[slots]
-    o, advanced = kda_ops.recur(state, q, k, v, factors, torch.sigmoid(beta))
-    recurrent.index_put_((slots,), torch.where(owned[:, None, None, None], advanced, state))
-
-    normed = kda_ops.gated_norm(o, gate.unflatten(-1, heads), w.norm)
-    return partial(normed.flatten(1), w.out_proj)
+    row = len(KdaRowWeights._fields)
+    projected = kda_project(c, prefix, bank, sites, *weights[:row])
+    heads = kda_token(c, projected, conv, recurrent, slots, slots, owned, *weights[row:-1])
+    return partial(heads, weights[-1])
 
 
 def mla(
@@ -87,24 +73,27 @@ def mla(
     visible: Tensor,
     *weights: Tensor,
 ) -> Tensor:
-    """Attention half of an MLA layer: [B, D], this rank's share.
+    """Attention half of an MLA layer, q tokens per request: [q * B, D], this rank's share.
 
-    prefix [B, D], bank [B, N, D]; the new row goes to cache [rows, L + R] at write int64 [B]
-    where writable bool [B]. Context of a request: cache rows `rows` int64 [B, T], the written one
-    included, that are visible bool [B, T]; entries that are not visible repeat one that is.
+    prefix [q, B, D], bank [q, B, N, D]; the new rows go to cache [rows, L + R] at write int64
+    [q, B] where writable bool [q, B]. Context of a request: cache rows `rows` int64 [B, T], the
+    written ones included, of which a token sees those that are visible bool [B, q, T]; entries
+    beyond a request's length repeat one that is within.
     """
-    w = MlaWeights(*weights)
+    w, shape = MlaWeights(*weights), write.shape
+    prefix, bank, write = prefix.flatten(0, 1), bank.flatten(0, 1), write.flatten()
     x = site(prefix, bank, sites[0], w.score, w.gain, c.eps)
     low, latent, key, gate = project(x, w.in_proj, mla_widths(c))
 
     new = torch.cat((rms_norm(latent, w.latent_norm, c.eps), key), dim=-1)
-    cache.index_put_((write,), torch.where(writable[:, None], new, cache[write]))
+    cache.index_put_((write,), torch.where(writable.view(-1, 1), new, cache[write]))
 
     q = linear(rms_norm(low, w.query_norm, c.eps), w.query_up)
     query = mla_ops.absorb(q.unflatten(-1, (c.mla_heads, c.nope + c.rope)), w.key_up)
     scale = (c.nope + c.rope) ** -0.5
+    query = query.unflatten(0, shape)
     o = mla_ops.attend(query, cache[rows], visible, c.kv_lora, scale)
-    return partial(mla_ops.values(o, w.value_up, gate), w.out_proj)
+    return partial(mla_ops.values(o.flatten(0, 1), w.value_up, gate), w.out_proj)
 
 
 def dense(
@@ -201,16 +190,27 @@ class Unit:
 
     function: Callable[..., Tensor | tuple[Tensor, ...] | None]
     axes: tuple[tuple[str, ...], ...]
-    """Per activation: names of its leading axes that vary, `batch`, `context`, `slots`, `rows`."""
+    """Per activation, names of its leading axes that vary: `tokens`, `batch`, `context`, `slots`,
+    `rows`."""
 
 
 _BATCH = ("batch",)
+_TOKENS = ("tokens", "batch")
 _COMMON = (_BATCH, _BATCH, ())  # prefix, bank, sites
 
 UNITS: Mapping[str, Unit] = {
     "kda": Unit(kda, (*_COMMON, ("slots",), ("slots",), _BATCH, _BATCH)),
+    "kda_project": Unit(kda_project, _COMMON),
+    "kda_token": Unit(kda_token, (_BATCH, ("slots",), ("slots",), _BATCH, _BATCH, _BATCH)),
     "mla": Unit(
-        mla, (*_COMMON, ("rows",), _BATCH, _BATCH, ("batch", "context"), ("batch", "context"))
+        mla,
+        (
+            *(_TOKENS, _TOKENS, ()),
+            ("rows",),
+            *(_TOKENS, _TOKENS),
+            ("batch", "context"),
+            ("batch", "tokens", "context"),
+        ),
     ),
     "dense": Unit(dense, (*_COMMON, _BATCH)),
     "moe": Unit(moe, (*_COMMON, _BATCH)),

@@ -1,20 +1,21 @@
-"""The specialised decode step: one token of every request, all layers, in compiled units.
+"""The specialised decode step: some tokens of every request, all layers, in compiled units.
 
-Owns: packed weights, step buffers, the order of units and exchanges. Does not own: which steps
-run here (`plan`), caches (bound by the engine), the maths (`kernels`). Knows no engine.
+Owns: step buffers, the order of units and exchanges. Does not own: which steps run here (`plan`),
+packed weights (`packed`), caches (bound by the engine), the maths (`kernels`). Knows no engine.
 Read by: the model, kernel cases.
 
 The caches hold everything that outlives a step, in the stock layers' layout, so any step may run
 here and the next one stock. Slot 0 and cache page 0 belong to the engine's null block: rows that
 point there, padding among them, read it and leave it as it is.
+
+Rows of a step are token-major, the first token of every request first: then each token's rows
+follow each other in memory, as the units that take one token of every request want them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,47 +23,31 @@ from torch import Tensor
 
 from kimi_k3.dims import Dims
 from kimi_k3.kernels import compiler
-from kimi_k3.kernels.attn_res import prepared as attn_res
-from kimi_k3.kernels.common import Constants, Get
+from kimi_k3.kernels.common import Constants
 from kimi_k3.kernels.compiler import Kernel, Recipe
-from kimi_k3.kernels.kda import prepared as kda
-from kimi_k3.kernels.mla import prepared as mla
-from kimi_k3.kernels.moe import prepared as moe
+from kimi_k3.kernels.kda.prepared import KdaWeights
+from kimi_k3.kernels.kda.prepared import widths as kda_widths
+from kimi_k3.kernels.oproj.portable import partial
+from kimi_k3.runtime import packed
 from kimi_k3.runtime.collective import Collective
+from kimi_k3.runtime.packed import Layer
 from kimi_k3.runtime.step import DecodeStep, Rows, rows
 
-__all__ = ["PREPARED_BATCHES", "DecodeStep", "Executor"]
+__all__ = ["MOST_TOKENS", "PREPARED_BATCHES", "DecodeStep", "Executor"]
 
 PREPARED_BATCHES = tuple(range(1, 65))
 """The compiled units take any number of rows at the speed of units compiled for that number
 (measured at 1 and 8 rows), so nothing needs padding by default."""
 
-
-@dataclass(frozen=True)
-class _Layer:
-    """Packed weights of one layer and its place in the stack."""
-
-    attention: str
-    """Unit of the attention half, `kda` or `mla`."""
-    mlp: tuple[str, ...]
-    """Units of the MLP half."""
-    opens: int | None
-    """AttnRes block stored before this layer."""
-    ordinal: int
-    """Number of this layer among the layers of its kind."""
-    sites: Tensor
-    """int64 [3], see `kernels.units`."""
-    attention_weights: tuple[Tensor, ...]
-    mlp_weights: tuple[tuple[Tensor, ...], ...]
-    """Per unit of the MLP half."""
+MOST_TOKENS = 8
+"""Largest number of tokens per request that a step may verify here."""
 
 
-class _Kernels(NamedTuple):
-    """Compiled units of every layer; layers of one kind share theirs."""
+class _Call(NamedTuple):
+    """A unit and its arguments, by which its package is found and called."""
 
-    attention: list[Kernel]
-    mlp: list[list[Kernel]]
-    final: Kernel
+    unit: str
+    inputs: list[Tensor]
 
 
 class Executor:
@@ -77,56 +62,38 @@ class Executor:
         weights: Mapping[str, Tensor],
         collective: Collective,
         batches: Sequence[int] = PREPARED_BATCHES,
+        tokens: int = 1,
     ) -> None:
         """Pack `weights`: FP32 CPU tensors by checkpoint name without `language_model.`.
 
         Heads, expert and MLP widths are cut to this rank; router, latent projections of the MoE,
-        low-rank inputs of decay gate and MLA, and norms are whole. `batches`: numbers of rows to
-        prepare for; a step runs in the next larger one.
+        low-rank inputs of decay gate and MLA, and norms are whole. `batches`: numbers of requests
+        to prepare for; a step runs in the next larger one. `tokens`: the most tokens per request a
+        step may have; every number up to it is prepared.
         Raises ValueError for weights that are missing, not FP32 or of another shape, for `batches`
-        that are not positive, and for a number of ranks that does not divide the model.
+        that are not positive, for `tokens` outside 1 to `MOST_TOKENS`, and for a number of ranks
+        that does not divide the model.
         """
         if not batches or min(batches) < 1:
             raise ValueError(f"batches must be positive numbers of rows, got {list(batches)}")
+        if not 1 <= tokens <= MOST_TOKENS:
+            raise ValueError(f"tokens per request must be 1 to {MOST_TOKENS}, got {tokens}")
         self.dims = dims
         self.batches = tuple(sorted(set(batches)))
+        self.tokens = tokens
         self._collective = collective
         self._constants = Constants.of(dims, collective.size)
-        self._layers = [self._pack(layer, weights) for layer in range(dims.layers)]
-        self._final = attn_res.pack(_getter(weights, "model."), "output_attn_res", "norm")
-        self._prefix = torch.zeros(self.batches[-1], dims.hidden)
-        self._bank = torch.zeros(self.batches[-1], dims.blocks, dims.hidden)
+        self._layers = packed.layers(dims, self._constants, collective.rank, weights)
+        self._final = packed.final(weights)
+        most = self.batches[-1] * tokens
+        self._prefix = torch.zeros(most, dims.hidden)
+        self._bank = torch.zeros(most, dims.blocks, dims.hidden)
         self._caches: list[tuple[Tensor, ...]] = []
         self._page = 1
-        self._kernels: _Kernels | None = None
+        self._kernels: dict[tuple[str, int], Kernel] = {}
         held = [self._prefix, self._bank, *self._final]
-        for one in self._layers:
-            held += [one.sites, *one.attention_weights, *(t for w in one.mlp_weights for t in w)]
+        held += [one for layer in self._layers for one in layer.tensors()]
         self.extra_bytes = sum(tensor.nbytes for tensor in held)
-
-    def _pack(self, layer: int, weights: Mapping[str, Tensor]) -> _Layer:
-        get, c = _getter(weights, f"model.layers.{layer}."), self._constants
-        opens = self.dims.block_write(layer)
-        counts = [self.dims.sources(layer), self.dims.mlp_sources(layer), opens is not None]
-        is_kda = self.dims.layer_kinds[layer] == "kda"
-        mlp: tuple[str, ...] = ("dense",)
-        mlp_weights: tuple[tuple[Tensor, ...], ...]
-        if layer in self.dims.moe_layers:
-            mlp = ("moe_front", "experts", "moe_tail")
-            mlp_weights = moe.pack(get, c, self._collective.rank)
-            if c.tp == 1:  # nothing to exchange in between
-                mlp, mlp_weights = ("moe",), (tuple(chain(*mlp_weights)),)
-        else:
-            mlp_weights = (moe.pack_dense(get, c),)
-        return _Layer(
-            attention="kda" if is_kda else "mla",
-            mlp=mlp,
-            opens=opens,
-            ordinal=self.dims.layer_kinds[:layer].count(self.dims.layer_kinds[layer]),
-            sites=torch.tensor(counts, dtype=torch.int64),
-            attention_weights=kda.pack(get, c) if is_kda else mla.pack(get, c),
-            mlp_weights=mlp_weights,
-        )
 
     def bind(self, caches: Mapping[int, tuple[Tensor, Tensor] | Tensor]) -> None:
         """Use these caches from now on; `prepare` must follow.
@@ -152,7 +119,7 @@ class Executor:
             bound.append(tensors)
         self._page = page or 1
         self._caches = bound
-        self._kernels = None
+        self._kernels = {}
 
     def prepare(self) -> None:
         """Load every unit, compiling what the cache folder lacks; called before the first step.
@@ -161,114 +128,145 @@ class Executor:
         """
         if not self._caches:
             raise RuntimeError("bind caches before preparing")
-        recipes = self._recipes()
-        distinct = list(dict.fromkeys(recipes))
+        recipes = {
+            (call.unit, number): Recipe.of(call.unit, self._constants, call.inputs)
+            for number, call in self._calls()
+        }
+        distinct = list(dict.fromkeys(recipes.values()))
         kernels = dict(zip(distinct, compiler.load(distinct), strict=True))
-        loaded = iter([kernels[recipe] for recipe in recipes])
-        self._kernels = _Kernels(
-            attention=[next(loaded) for _ in self._layers],
-            mlp=[[next(loaded) for _ in layer.mlp] for layer in self._layers],
-            final=next(loaded),
-        )
+        self._kernels = {key: kernels[recipe] for key, recipe in recipes.items()}
 
-    def _recipes(self) -> list[Recipe]:
-        """What to compile, in the order of `_Kernels`; only the layout of the arguments matters."""
-        c, one = self._constants, torch.zeros(1, dtype=torch.int64)
-        step = DecodeStep(one, one[:, None], one, one + 1, max_seq_len=1)
-        plan = rows(step, len(self.dims.kda_layers), 1, self._page)
-        prefix, bank = self._prefix[:1], self._bank[:1]
+    def _calls(self) -> Iterator[tuple[int, _Call]]:
+        """Every unit with the layer it serves; only the layout of the arguments matters."""
+        c, prefix, bank = self._constants, self._prefix[:1], self._bank[:1]
+        one = torch.ones(1, dtype=torch.int64)
+        slots = torch.zeros(len(self.dims.kda_layers), 1, 1, dtype=torch.int64)
+        plan = rows(DecodeStep(slots, one[:, None], one, one, max_seq_len=1), 1, self._page)
         gathered, inner = torch.empty(1, c.experts + c.latent), torch.empty(1, c.shared_inter)
         summed = torch.empty(1, c.latent + c.hidden)
-        calls: list[tuple[str, list[Tensor]]] = [
-            (layer.attention, self._attention_inputs(number, prefix, bank, plan))
-            for number, layer in enumerate(self._layers)
-        ]
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers):
+            if layer.attention == "mla":
+                yield number, self._mla(number, prefix, bank, plan)
+            else:
+                yield number, self._kda(number, prefix, bank, plan)
+                if self.tokens > 1:
+                    yield number, self._project(number, prefix, bank)
+                    projected = torch.empty(1, sum(kda_widths(c)))
+                    yield number, self._token(number, projected, plan, 0)
             first = [prefix, bank, layer.sites, prefix]
             firsts = (first, [gathered, inner], [prefix, summed])
             for unit, inputs, weights in zip(layer.mlp, firsts, layer.mlp_weights, strict=False):
-                calls.append((unit, [*inputs, *weights]))
-        calls.append(("final", [prefix, bank, *self._final]))
-        return [Recipe.of(unit, c, inputs) for unit, inputs in calls]
-
-    def _attention_inputs(
-        self, number: int, prefix: Tensor, bank: Tensor, plan: Rows
-    ) -> list[Tensor]:
-        layer = self._layers[number]
-        inputs = [prefix, bank, layer.sites, *self._caches[number]]
-        if layer.attention == "kda":
-            inputs += [plan.slots[layer.ordinal], plan.owned[layer.ordinal]]
-        else:
-            inputs += [plan.write, plan.writable, plan.context, plan.visible]
-        inputs += layer.attention_weights
-        return inputs
+                yield number, _Call(unit, [*inputs, *weights])
+        yield len(self._layers), _Call("final", [prefix, bank, *self._final])
 
     def run(self, hidden: Tensor, step: DecodeStep) -> Tensor:
-        """Run one step: embeddings [B, hidden] -> final normalised hidden state [B, hidden].
+        """Run one step: embeddings [B * tokens, hidden] -> final normalised hidden states, alike.
 
-        Both FP32; the caches are updated in place. Every rank makes the same call. Raises
-        RuntimeError before `prepare` and ValueError for more rows than prepared for or another
-        dtype of `hidden`.
+        Both FP32, a request's tokens one after the other; the caches are updated in place. Every
+        rank makes the same call. Raises RuntimeError before `prepare` and ValueError for more
+        requests or tokens than prepared for, for another dtype of `hidden`, and as `rows` does.
         """
-        batch = hidden.shape[0]
-        if self._kernels is None:
+        tokens, batch = step.tokens, step.seq_lens.shape[0]
+        if not self._kernels:
             raise RuntimeError("prepare before running, and again after binding other caches")
-        if not 1 <= batch <= self.batches[-1] or hidden.dtype != torch.float32:
+        if (
+            not 1 <= batch <= self.batches[-1]
+            or not 1 <= tokens <= self.tokens
+            or hidden.shape[0] != batch * tokens
+            or hidden.dtype != torch.float32
+        ):
             raise ValueError(
-                f"prepared for 1 to {self.batches[-1]} rows of float32, "
-                f"got {list(hidden.shape)} of {hidden.dtype}"
+                f"prepared for 1 to {self.batches[-1]} rows of 1 to {self.tokens} tokens of "
+                f"float32, got {batch} of {tokens} in {list(hidden.shape)} of {hidden.dtype}"
             )
         prepared = self.batches[bisect_left(self.batches, batch)]
-        plan = rows(step, len(self.dims.kda_layers), prepared, self._page)
-        prefix, bank = self._prefix[:prepared], self._bank[:prepared]
-        prefix[:batch].copy_(hidden)
+        plan = rows(step, prepared, self._page)
+        count = tokens * prepared
+        prefix, bank = self._prefix[:count], self._bank[:count]
+        mine = hidden.unflatten(0, (batch, tokens)).transpose(0, 1)
+        prefix.unflatten(0, (tokens, prepared))[:, :batch].copy_(mine)
         for number, layer in enumerate(self._layers):
             if layer.opens is not None:
                 bank[:, layer.opens].copy_(prefix)
-            inputs = self._attention_inputs(number, prefix, bank, plan)
-            (share,) = self._kernels.attention[number](inputs)
-            delta = self._collective.all_reduce(share)
-            self._mlp(layer, self._kernels.mlp[number], prefix, bank, delta)
-        (output,) = self._kernels.final([prefix, bank, *self._final])
-        return output[:batch]
+            delta = self._collective.all_reduce(self._attend(number, prefix, bank, plan))
+            self._mlp(number, prefix, bank, delta)
+        (output,) = self._call(len(self._layers), _Call("final", [prefix, bank, *self._final]))
+        return output.unflatten(0, (tokens, prepared))[:, :batch].transpose(0, 1).flatten(0, 1)
 
     def poison(self) -> None:
         """Fill the step buffers with NaN, so that a read of an earlier step's rows would show."""
         self._prefix.fill_(float("nan"))
         self._bank.fill_(float("nan"))
 
-    def _mlp(
-        self, layer: _Layer, kernels: list[Kernel], prefix: Tensor, bank: Tensor, delta: Tensor
-    ) -> None:
+    def _call(self, number: int, call: _Call) -> list[Tensor]:
+        return self._kernels[call.unit, number](call.inputs)
+
+    # ---- attention half ---------------------------------------------------------------------------
+
+    def _attend(self, number: int, prefix: Tensor, bank: Tensor, plan: Rows) -> Tensor:
+        """This rank's share of the attention's output, all tokens."""
+        if self._layers[number].attention == "mla":
+            (share,) = self._call(number, self._mla(number, prefix, bank, plan))
+            return share
+        tokens, requests = plan.write.shape
+        if tokens == 1:
+            (share,) = self._call(number, self._kda(number, prefix, bank, plan))
+            return share
+        (projected,) = self._call(number, self._project(number, prefix, bank))
+        heads = [
+            self._call(number, self._token(number, part, plan, token))[0]
+            for token, part in enumerate(projected.split(requests))
+        ]
+        # One product alone: a package of its own would be that same call.
+        return partial(torch.cat(heads), self._kda_weights(number).out_proj)
+
+    def _kda_weights(self, number: int) -> KdaWeights:
+        weights = self._layers[number].attention_weights
+        assert isinstance(weights, KdaWeights)
+        return weights
+
+    def _kda(self, number: int, prefix: Tensor, bank: Tensor, plan: Rows) -> _Call:
+        layer = self._layers[number]
+        at = [plan.source[layer.ordinal], plan.owned[layer.ordinal, 0]]
+        inputs = [prefix, bank, layer.sites, *self._caches[number], *at]
+        return _Call("kda", inputs + self._kda_weights(number).flat())
+
+    def _project(self, number: int, prefix: Tensor, bank: Tensor) -> _Call:
+        own = self._kda_weights(number).row
+        return _Call("kda_project", [prefix, bank, self._layers[number].sites, *own])
+
+    def _token(self, number: int, projected: Tensor, plan: Rows, token: int) -> _Call:
+        """Token `token` goes on from where the one before it left its states."""
+        layer = self._layers[number].ordinal
+        source = plan.slots[layer, token - 1] if token else plan.source[layer]
+        at = [source, plan.slots[layer, token], plan.owned[layer, token]]
+        own = self._kda_weights(number).token
+        return _Call("kda_token", [projected, *self._caches[number], *at, *own])
+
+    def _mla(self, number: int, prefix: Tensor, bank: Tensor, plan: Rows) -> _Call:
+        layer, shape = self._layers[number], plan.write.shape
+        inputs = [prefix.unflatten(0, shape), bank.unflatten(0, shape), layer.sites]
+        at = [plan.write, plan.writable, plan.context, plan.visible]
+        return _Call("mla", [*inputs, *self._caches[number], *at, *layer.attention_weights])
+
+    # ---- MLP half ---------------------------------------------------------------------------------
+
+    def _mlp(self, number: int, prefix: Tensor, bank: Tensor, delta: Tensor) -> None:
         """MLP half of one layer, which ends in `prefix`."""
-        inputs = [prefix, bank, layer.sites, delta, *layer.mlp_weights[0]]
+        layer = self._layers[number]
+        first = [prefix, bank, layer.sites, delta, *layer.mlp_weights[0]]
         if layer.mlp == ("moe",):
-            kernels[0](inputs)
+            self._call(number, _Call("moe", first))
         elif layer.mlp == ("dense",):
-            (share,) = kernels[0](inputs)
+            (share,) = self._call(number, _Call("dense", first))
             prefix.add_(self._collective.all_reduce(share))
         else:
-            front, experts, tail = kernels
-            part, inner = front(inputs)
+            part, inner = self._call(number, _Call("moe_front", first))
             # Compiled units trust their arguments' strides; a gather may be built by transposing.
             gathered = self._collective.all_gather(part, 1).contiguous()
-            (share,) = experts([gathered, inner, *layer.mlp_weights[1]])
-            tail([prefix, self._collective.all_reduce(share), *layer.mlp_weights[2]])
-
-
-def _getter(weights: Mapping[str, Tensor], prefix: str) -> Get:
-    """Look weights up below `prefix`, refusing what cannot be packed."""
-
-    def get(name: str) -> Tensor:
-        tensor = weights.get(prefix + name)
-        if tensor is None:
-            raise ValueError(f"missing weight: {prefix}{name}")
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
-            found = f"{tensor.dtype} on {tensor.device}"
-            raise ValueError(f"{prefix}{name} must be torch.float32 on cpu, got {found}")
-        return tensor.detach()
-
-    return get
+            experts = _Call("experts", [gathered, inner, *layer.mlp_weights[1]])
+            summed = self._collective.all_reduce(self._call(number, experts)[0])
+            self._call(number, _Call("moe_tail", [prefix, summed, *layer.mlp_weights[2]]))
 
 
 def _check_cache(layer: int, tensors: Sequence[Tensor], wanted: Sequence[tuple[int, ...]]) -> None:

@@ -175,7 +175,9 @@ def test_only_rows_of_the_step_are_written(
             after = held.contiguous().view(torch.int32)
             flat = (0, 1) if kind == "mla" else (0, 0)
             one, other = before[index].flatten(*flat), after.flatten(*flat)
-            written = set((step.slots[ordinal] if kind == "kda" else step.slot_mapping).tolist())
+            written = set(
+                (step.slots[ordinal, :, 0] if kind == "kda" else step.slot_mapping).tolist()
+            )
             changed = (one != other).flatten(1).any(1).nonzero().flatten().tolist()
             assert set(changed) == written and 0 not in changed, layer
             index += 1

@@ -16,8 +16,8 @@ from kimi_k3.kernels.oproj import prepared as oproj
 from kimi_k3.kernels.projection import prepared as projection
 
 
-class KdaWeights(NamedTuple):
-    """One KDA layer of one rank: H heads of width K, W = H*K, C = 3*W convolved channels."""
+class KdaRowWeights(NamedTuple):
+    """What a KDA layer of one rank applies to every row alone: H heads of width K, W = H*K."""
 
     score: Tensor
     """[D], see `attn_res.prepared`."""
@@ -25,6 +25,11 @@ class KdaWeights(NamedTuple):
     """[D], see `attn_res.prepared`."""
     in_proj: Tensor
     """[q W | k W | v W | output gate W | decay gate rank K | beta H, D]."""
+
+
+class KdaTokenWeights(NamedTuple):
+    """What it applies to a request's tokens one after the other; C = 3*W convolved channels."""
+
     taps: Tensor
     """[T, C] convolution weights of q | k | v, oldest tap first."""
     decay_up: Tensor
@@ -35,12 +40,23 @@ class KdaWeights(NamedTuple):
     """[H, 1] exp(A_log)."""
     norm: Tensor
     """[V] gain of the output norm."""
+
+
+class KdaWeights(NamedTuple):
+    """One KDA layer of one rank."""
+
+    row: KdaRowWeights
+    token: KdaTokenWeights
     out_proj: Tensor
     """[D, W]."""
 
+    def flat(self) -> list[Tensor]:
+        """In the order the unit `kda` takes them."""
+        return [*self.row, *self.token, self.out_proj]
+
 
 def widths(c: Constants) -> list[int]:
-    """Rows of `KdaWeights.in_proj`: q|k|v, output gate, decay gate, beta."""
+    """Rows of `KdaRowWeights.in_proj`: q|k|v, output gate, decay gate, beta."""
     width = c.kda_heads * c.kda_head_dim
     return [3 * width, width, c.kda_head_dim, c.kda_heads]
 
@@ -52,15 +68,17 @@ def pack(get: Get, c: Constants) -> KdaWeights:
     taps = torch.cat([get(f"self_attn.{name}_conv1d.weight") for name in "qkv"]).flatten(1)
     # The released checkpoint stores A_log longer than there are heads.
     speed = get("self_attn.A_log").reshape(-1)[: c.kda_heads].exp()
-    return KdaWeights(
+    row = KdaRowWeights(
         *attn_res.pack(get, "self_attention_res", "input_layernorm"),
         in_proj=projection.pack(
             (sum(widths(c)), c.hidden), *(get(f"self_attn.{name}.weight") for name in names)
         ),
+    )
+    token = KdaTokenWeights(
         taps=taps.t().contiguous(),
         decay_up=projection.pack((width, c.kda_head_dim), get("self_attn.f_b_proj.weight")),
         decay_bias=get("self_attn.dt_bias").reshape(c.kda_heads, -1).clone(),
         decay_speed=speed[:, None],
         norm=get("self_attn.o_norm.weight").clone(),
-        out_proj=oproj.pack(get, (c.hidden, width)),
     )
+    return KdaWeights(row, token, oproj.pack(get, (c.hidden, width)))

@@ -1,4 +1,4 @@
-"""Multi-head latent attention in absorbed form, one query token per request.
+"""Multi-head latent attention in absorbed form, q query tokens per request.
 
 Owns: query absorption, attention over gathered cache rows, value projection and gate. Does not
 own: which cache rows a request has (the executor works them out once per step).
@@ -24,13 +24,25 @@ def absorb(q: Tensor, key_up: Tensor) -> Tensor:
 
 
 def attend(query: Tensor, rows: Tensor, visible: Tensor, latent: int, scale: float) -> Tensor:
-    """query [B, H, L + R], rows [B, T, L + R], visible bool [B, T] -> latent output [B, H, L].
+    """query [q, B, H, L + R], rows [B, T, L + R], visible bool [B, q, T] -> [q, B, H, L].
 
-    Rows that are not visible get weight zero, and must be finite.
+    Tokens and heads share a request's rows, so they are one side of one product. Rows that are
+    not visible get weight zero, and must be finite.
     """
-    scores = torch.bmm(query, rows.transpose(1, 2)) * scale
-    weights = torch.softmax(scores.masked_fill(~visible[:, None], float("-inf")), dim=-1)
-    return torch.bmm(weights, rows[:, :, :latent])
+    tokens, batch, heads, width = query.shape
+    sides = _swapped(query).view(batch, tokens * heads, width)
+    scores = torch.bmm(sides, rows.transpose(1, 2)).view(batch, tokens, heads, -1) * scale
+    weights = torch.softmax(torch.where(visible[:, :, None], scores, float("-inf")), dim=-1)
+    mixed = torch.bmm(weights.view(batch, tokens * heads, -1), rows[:, :, :latent])
+    return _swapped(mixed.view(batch, tokens, heads, latent))
+
+
+def _swapped(x: Tensor) -> Tensor:
+    """x [m, n, ...] -> [n, m, ...] in memory too.
+
+    Said so that no tracer asks whether a size is one, which would make that a case of its own.
+    """
+    return x.transpose(0, 1).clone(memory_format=torch.contiguous_format)
 
 
 def values(o: Tensor, value_up: Tensor, gate: Tensor) -> Tensor:
