@@ -60,11 +60,14 @@ class Rows:
         """
         decode = (self.contexts > self.lengths) & (self.lengths <= 1 + drafts) & ~self.prefilling
         single = decode & (self.lengths == 1)
+        verify = self.lengths[decode & ~single]
+        uniform = len(verify) == len(self.lengths) > 0 and verify.min() == verify.max()
         return StepFacts(
             requests=len(self.lengths),
             tokens=int(self.lengths.sum()),
             decode_rows=int(single.sum()),
-            verify_rows=int(decode.sum() - single.sum()),
+            verify_rows=len(verify),
+            verify_tokens=int(verify[0]) if uniform else 0,
         )
 
 
@@ -103,6 +106,8 @@ class KDAMetadata:
     """[S] bool: short rows of one token."""
     rounds: tuple[Round, ...]
     """Round t handles token t of the short rows that have one."""
+    slots: Tensor
+    """[S, 1 + drafts] slots of the short rows, one per column."""
     long: Tensor
     """Long rows."""
     long_tokens: Tensor | None
@@ -186,6 +191,7 @@ class KDABuilder(AttentionMetadataBuilder[KDAMetadata]):
             columns=torch.from_numpy(self._columns(rows, is_short, slots)[short]),
             single=torch.from_numpy(rows.lengths[short] == 1),
             rounds=rounds(rows.lengths[short], rows.starts[short], alone=not len(long)),
+            slots=slots,
             long=torch.from_numpy(long),
             long_tokens=_tokens(rows, long) if len(short) else None,
             chunks=chunk_layout(rows.lengths[long], rows.contexts[long], self.history),
@@ -258,7 +264,7 @@ def _with_slots(step: KDAMetadata, slots: Tensor) -> KDAMetadata:
     for token, round_ in enumerate(step.rounds):
         target = mine[:, token] if token else torch.where(step.single, live, mine[:, 0])
         targets.append(target if round_.rows is None else target[round_.rows])
-    return replace(step, live=live, targets=tuple(targets), ends=slots[step.long, 0])
+    return replace(step, slots=mine, live=live, targets=tuple(targets), ends=slots[step.long, 0])
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,8 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         self.config = vllm_config.model_config.hf_config
         self.dims: Dims = self.config.dims()
         self.switch = switch_of(vllm_config)
+        speculative = vllm_config.speculative_config
+        self.drafts: int = speculative.num_speculative_tokens if speculative else 0
         dims, start = self.dims, f"{prefix}." if prefix else ""
         self.embed_tokens = VocabParallelEmbedding(dims.vocab, dims.hidden)
         stack = [
@@ -161,7 +163,7 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
             from kimi_k3.specialised import Specialised
 
             attentions = [layer.self_attn for layer in self._stack]
-            self.specialised = Specialised(self.dims, raw, attentions, self.recorder)
+            self.specialised = Specialised(self.dims, raw, attentions, self.recorder, self.drafts)
         return {name for name, _ in self.named_parameters()}
 
     # ---- forward ------------------------------------------------------------------------------
@@ -185,7 +187,8 @@ class FasttrackKimiK3ForCausalLM(nn.Module, HasInnerState, IsHybrid):
         facts = steps[self._kda[0]].facts if steps else None
         if facts and self.specialised and not self.recorder.prepared:
             raise RuntimeError("requests arrived before the engine handed over its caches")
-        chosen = plan(facts, self.switch, self.recorder.prepared)
+        tokens = self.specialised.tokens if self.specialised else 1
+        chosen = plan(facts, self.switch, self.recorder.prepared, tokens)
         if inputs_embeds is None:
             assert input_ids is not None
             inputs_embeds = self.embed_input_ids(input_ids)

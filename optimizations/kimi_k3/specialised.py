@@ -1,4 +1,4 @@
-"""Between vLLM and the executor of specialised decode steps.
+"""Between vLLM and the executor of specialised steps.
 
 Owns: handing over raw weights, caches as the engine binds them, each step's metadata, the tensor
 parallel group. Does not own: the choice of path (`runtime.plan`) or the step (`runtime.executor`,
@@ -26,7 +26,7 @@ from kimi_k3.layers.kda import KDA
 from kimi_k3.layers.mla import MLA
 from kimi_k3.runtime.collective import Collective, SingleRank
 from kimi_k3.runtime.evidence import Recorder
-from kimi_k3.runtime.executor import DecodeStep, Executor
+from kimi_k3.runtime.executor import MOST_TOKENS, DecodeStep, Executor
 
 
 class TensorParallel:
@@ -57,15 +57,19 @@ class Specialised:
         weights: Mapping[str, Tensor],
         attentions: Sequence[KDA | MLA],
         recorder: Recorder,
+        drafts: int,
     ) -> None:
         """Pack this rank's raw `weights`, by full checkpoint name; `attentions` in layer order.
 
-        `recorder` learns which batches are prepared once the engine has allocated its caches.
+        `drafts`: the most draft tokens a request may bring. `recorder` learns which batches are
+        prepared once the engine has allocated its caches.
         """
         size = get_tensor_model_parallel_world_size()
         collective: Collective = TensorParallel() if size > 1 else SingleRank()
         raw = {name.removeprefix("language_model."): one for name, one in weights.items()}
-        self._executor = Executor(dims, raw, collective)
+        self.tokens = min(1 + drafts, MOST_TOKENS)
+        """The most tokens per request that are prepared."""
+        self._executor = Executor(dims, raw, collective, tokens=self.tokens)
         self._recorder = recorder
         recorder.extra_bytes = self._executor.extra_bytes
         self._attentions = attentions
@@ -90,7 +94,8 @@ class Specialised:
             self._recorder.prepared = self._executor.batches
 
     def run(self, embedded: Tensor, steps: Mapping[str, Any]) -> Tensor:
-        """Run one pure decode step: embeddings [B, hidden] to normalised hidden [B, hidden]."""
+        """Run one step of decode or uniform verification: embeddings [T, hidden] to normalised
+        hidden states [T, hidden]."""
         mla: MLAMetadata = steps[self._mla[0]]
         kda: list[KDAMetadata] = [steps[name] for name in self._kda]
         step = DecodeStep(
@@ -99,5 +104,7 @@ class Specialised:
             slot_mapping=mla.slot_mapping,
             seq_lens=mla.seq_lens,
             max_seq_len=mla.longest,
+            tokens=max(1, kda[0].facts.verify_tokens),
+            accepted=kda[0].columns + 1 if kda[0].slots.shape[1] > 1 else None,
         )
         return self._executor.run(embedded, step)

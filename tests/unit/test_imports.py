@@ -123,6 +123,7 @@ KIMI_K3_OUTSIDE = {
     "kernels": "torch",
     "runtime.executor": "torch",
     "runtime.packed": "torch",
+    "runtime.attention": "torch",
     "runtime.collective": "torch",
     "cases": "torch fasttrack.schema fasttrack.correctness.case",
     "training": "torch safetensors fasttrack.evals.task fasttrack.evals.tasks",

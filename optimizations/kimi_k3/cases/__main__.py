@@ -14,12 +14,13 @@ from kimi_k3.cases import cases
 
 
 def main() -> None:
-    """The whole step comes first: it needs every unit, so that they compile side by side."""
+    """The whole step comes first: a verification needs every unit, so they compile side by side."""
     torch.set_num_threads(1)
     for case in reversed(cases()):
+        regime = max(case.regimes(), key=lambda one: (one["tokens"], -one["batch"]))
         start = time.perf_counter()
         with torch.inference_mode():
-            case.candidate(case.inputs(case.regimes()[0], seed=0))
+            case.candidate(case.inputs(regime, seed=0))
         print(f"{case.op:<6} {time.perf_counter() - start:6.1f} s")
 
 

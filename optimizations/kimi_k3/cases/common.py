@@ -5,6 +5,8 @@ executor does. Read by: the cases, tests.
 
 The model is k3-nano cut to five layers that hold every kind once: a dense and a MoE layer behind
 KDA, MLA layers, three AttnRes blocks as in k3-nano, so that the compiled units are k3-nano's own.
+
+A cell has R requests of q tokens: several batches where one is small, R = requests(regime).
 """
 
 from __future__ import annotations
@@ -30,12 +32,21 @@ Tensors = dict[str, Tensor]
 Regime = Mapping[str, int]
 
 BATCHES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+TOKENS = (1, 4, 8)
+"""Per request: plain decode, and verification of as many."""
+
+GRID: tuple[Regime, ...] = tuple(
+    {"batch": batch, "tokens": tokens} for tokens in TOKENS for batch in BATCHES
+)
 
 LEAST_ROWS = 16
-"""Requests of a cell. Smaller batches are run several times, each on requests of its own: the
-error of 128 numbers is too uncertain to be compared with another."""
+"""Tokens of a cell. Smaller batches are run several times, each on requests of its own: the error
+of 128 numbers is too uncertain to be compared with another."""
 
 NAN = float("nan")
+ACTIVATIONS = ("hidden", "prefix", "delta")
+PAD = "pad."
+"""Before the name of an input: the rows a step has beside its requests."""
 
 
 def _config() -> dict[str, Any]:
@@ -88,8 +99,8 @@ def generator(seed: int, regime: Regime) -> torch.Generator:
 
 
 def requests(regime: Regime) -> int:
-    """Requests R of a cell: the batch, or as many batches as give `LEAST_ROWS`."""
-    return regime["batch"] * max(1, LEAST_ROWS // regime["batch"])
+    """Requests R of a cell: the batch, or as many batches as give `LEAST_ROWS` tokens."""
+    return regime["batch"] * max(1, LEAST_ROWS // (regime["batch"] * regime["tokens"]))
 
 
 def batches(inputs: Tensors, *names: str) -> Iterator[Tensors]:
@@ -99,36 +110,92 @@ def batches(inputs: Tensors, *names: str) -> Iterator[Tensors]:
         yield inputs | {name: inputs[name][start : start + batch] for name in names}
 
 
-def depth(random: torch.Generator, regime: Regime, sources: int) -> Tensors:
-    """Prefix [R, D], bank [R, N, D] with NaN in blocks not yet stored, `sources` and `batch`."""
-    count = requests(regime)
-    bank = torch.randn(count, DIMS.blocks, DIMS.hidden, generator=random)
-    bank[:, sources:] = NAN
-    return {
-        "prefix": torch.randn(count, DIMS.hidden, generator=random),
-        "bank": bank,
-        "sources": torch.tensor(sources),
-        "batch": torch.tensor(regime["batch"]),
-    }
+def depth(random: torch.Generator, regime: Regime, sources: int, *more: str) -> Tensors:
+    """Activations of every token and `sources`, `batch`, `tokens`.
+
+    Prefix [R, q, D], and so each of `more`; bank [R, q, N, D], NaN in blocks not yet stored. With
+    `padding`, as many rows of NaN under the same names after `PAD`.
+    """
+    shape = (requests(regime), regime["tokens"])
+    made = {"sources": torch.tensor(sources)}
+    made |= {name: torch.tensor(regime[name]) for name in ("batch", "tokens")}
+    made["bank"] = torch.randn(*shape, DIMS.blocks, DIMS.hidden, generator=random)
+    made["bank"][:, :, sources:] = NAN
+    for name in ("prefix", *more):
+        made[name] = torch.randn(*shape, DIMS.hidden, generator=random)
+    padding = regime.get("padding", 0)
+    for name in ("prefix", "bank", *more) if padding else ():
+        made[PAD + name] = made[name].new_full((padding, *made[name].shape[1:]), NAN)
+    return made
+
+
+def token_major(part: Tensors, name: str) -> Tensor:
+    """Rows of a batch [B, q, ...] and its padding as a step lays them out: [q * P, ...]."""
+    rows = part[name]
+    if PAD + name in part:
+        rows = torch.cat((rows, part[PAD + name]))
+    return rows.transpose(0, 1).flatten(0, 1).contiguous()
+
+
+def request_major(y: Tensor, part: Tensors) -> Tensor:
+    """The inverse, without padding: [q * P, D] -> [B, q, D]."""
+    batch, tokens = part["prefix"].shape[:2]
+    return y.unflatten(0, (tokens, -1)).transpose(0, 1)[:batch]
 
 
 def site(inputs: Tensors, prefix: Tensor, name: str, norm: str) -> Tensor:
     """The reference's mix site on the prefix and the stored blocks."""
-    stored = [inputs["bank"][:, n] for n in range(int(inputs["sources"]))]
+    stored = [inputs["bank"].select(-2, n) for n in range(int(inputs["sources"]))]
     score = inputs[f"{name}_norm.weight"], inputs[f"{name}_proj.weight"]
     gain = inputs[f"{norm}.weight"]
     return attn_res.site(prefix, None, stored, False, *score, gain, DIMS.eps).output
 
 
-def copies(inputs: Tensors) -> int:
-    """How often `stock_variant` repeats the rows of a batch: BLAS sums up in another order for
-    more rows, and then the same arithmetic has another error."""
-    return max(2, -(-LEAST_ROWS // int(inputs["batch"])))
-
-
 def repeated(inputs: Tensors, times: int, *names: str) -> Tensors:
     """`inputs` with the rows of the tensors called `names` repeated `times` times over."""
     return inputs | {name: torch.cat([inputs[name]] * times) for name in names}
+
+
+def rounded(inputs: Tensors, name: str) -> Tensors:
+    """`inputs` with one operand rounded to BF16."""
+    return inputs | {name: inputs[name].bfloat16().to(inputs[name].dtype)}
+
+
+def scaled(inputs: Tensors, name: str, axis: int, width: int) -> Tensors:
+    """`inputs` with the first `width` rows or columns, one head's, of a weight 2 % larger."""
+    changed = inputs[name].clone()
+    changed.narrow(axis, 0, width).mul_(1.02)
+    return inputs | {name: changed}
+
+
+def filled(inputs: Tensors, seed: int) -> Tensors:
+    """`inputs` with finite numbers in place of all poison; a request's own NaN is none."""
+    random = torch.Generator().manual_seed(seed)
+    made = dict(inputs)
+    for name, tensor in inputs.items():
+        if tensor.is_floating_point() and name not in ACTIVATIONS:
+            other = 10 * torch.randn(tensor.shape, generator=random, dtype=tensor.dtype)
+            made[name] = torch.where(tensor.isnan(), other, tensor)
+    return made
+
+
+def moved(pool: Tensor, places: Tensor) -> Tensor:
+    """`pool` [slots, ...] with every slot at its new place; `places` [slots] is a permutation."""
+    made = torch.empty_like(pool)
+    made[places] = pool
+    return made
+
+
+def shuffled(count: int, random: torch.Generator) -> Tensor:
+    """A permutation of `count` slots that leaves the null slot where it is."""
+    return torch.cat(
+        (torch.zeros(1, dtype=torch.int64), 1 + torch.randperm(count - 1, generator=random))
+    )
+
+
+def matrices(inputs: Mapping[str, Tensor]) -> int:
+    """Elements of the matrices among some weights."""
+    return sum(tensor.numel() for tensor in inputs.values() if tensor.dim() > 1)
 
 
 def doubled(inputs: Tensors) -> Tensors:
@@ -154,13 +221,6 @@ def _kernel(recipe: Recipe) -> Kernel:
 def call(unit: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Run a compiled unit: the package the executor loads for these arguments."""
     return _kernel(Recipe.of(unit, constants(), tensors))(list(tensors))
-
-
-def padded(tensor: Tensor, rows: int) -> Tensor:
-    """`tensor` with NaN rows appended up to `rows`."""
-    full = tensor.new_full((rows, *tensor.shape[1:]), NAN)
-    full[: tensor.shape[0]] = tensor
-    return full
 
 
 def paged(state: Tensor) -> Tensor:

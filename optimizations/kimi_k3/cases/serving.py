@@ -196,7 +196,7 @@ def shard(weights: dict[str, Tensor], rank: int, tp: int) -> dict[str, Tensor]:
 
 def cut_states(whole: Engine, rank: int, tp: int, room: int) -> Engine:
     """The same requests on one rank: states of its heads, the latent cache in full."""
-    own = Engine(len(whole.lengths), room, tp)
+    own = Engine(len(whole.lengths), room, tp, whole.slots.shape[2])
     own.slots, own.table, own.lengths = whole.slots, whole.table, whole.lengths.clone()
     for layer in DIMS.kda_layers:
         conv, recurrent = whole.caches[layer]

@@ -13,28 +13,36 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kimi_k3.cases import common
+from kimi_k3.cases import common, kda, mla
 from kimi_k3.cases.common import DIMS, Regime, Tensors
-from kimi_k3.cases.mla import cache, decode_step, gathered, requests
+from kimi_k3.cases.judged import Judged, work
+from kimi_k3.cases.mlp import without_favourite
 from kimi_k3.kernels.attn_res import prepared
-from kimi_k3.reference import decoder, kda, mla
-from kimi_k3.reference.weights import Weights
+from kimi_k3.reference import decoder
+from kimi_k3.reference.weights import LM_HEAD, MODEL, Weights, layer_prefix
 from kimi_k3.runtime.collective import SingleRank
 from kimi_k3.runtime.executor import Executor
 
 _PREFIX = "language_model."
-_PER_REQUEST = ("hidden", "slots", "lengths", "table", "mapping")
+_UNUSED = (MODEL + "embed_tokens.weight", LM_HEAD)
+_PER_REQUEST = ("hidden", "slots", "accepted", *mla.REQUESTS)
+_POOLS = [f"{name}.{layer}" for layer in DIMS.kda_layers for name in ("conv", "recurrent")]
+_CACHES = [f"cache.{layer}" for layer in DIMS.mla_layers]
+_MIDDLE = layer_prefix(common.KDA)
 
 
-class FinalCase:
+class FinalCase(Judged):
     """The mix of every stored block and the prefix, normalised."""
 
     op = "final"
-    outputs = {"y": ("row", "column")}  # noqa: RUF012 - part of the protocol, never changed
+    outputs = {"y": ("row", "token", "column")}  # noqa: RUF012 - part of the protocol
+    input_rows = dict.fromkeys(("prefix", "bank"), 0)
+    output_rows = {"y": 0}  # noqa: RUF012
+    planting = {"operand_bf16": lambda i: common.rounded(i, "bank")}  # noqa: RUF012
 
     def regimes(self) -> list[Regime]:
-        """Every batch size."""
-        return [{"batch": batch} for batch in common.BATCHES]
+        """The grid."""
+        return list(common.GRID)
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """A full bank."""
@@ -42,19 +50,8 @@ class FinalCase:
         depth = common.depth(random, regime, DIMS.blocks)
         return {**common.model_weights(seed), **depth}
 
-    def reference(self, inputs: Tensors) -> Tensors:
-        """FP64."""
-        return self._plain(common.doubled(inputs), 1)
-
-    def stock(self, inputs: Tensors) -> Tensors:
-        """The same formulas, eager FP32."""
-        return self._plain(inputs, 1)
-
-    def stock_variant(self, inputs: Tensors) -> Tensors:
-        """Stock with every batch repeated in a larger one."""
-        return self._plain(inputs, common.copies(inputs))
-
-    def _plain(self, inputs: Tensors, times: int) -> Tensors:
+    def plain(self, inputs: Tensors, times: int) -> Tensors:
+        """The reference's mix site."""
         ys = []
         for part in common.batches(inputs, "prefix", "bank"):
             many = common.repeated(part, times, "prefix", "bank")
@@ -65,103 +62,112 @@ class FinalCase:
     def candidate(self, inputs: Tensors) -> Tensors:
         """The compiled unit."""
         weights = prepared.pack(common.getter(inputs), "output_attn_res", "norm")
-        ys = [
-            common.call("final", [part["prefix"], part["bank"], *weights])[0]
-            for part in common.batches(inputs, "prefix", "bank")
-        ]
+        ys = []
+        for part in common.batches(inputs, "prefix", "bank"):
+            rows = [common.token_major(part, name) for name in ("prefix", "bank")]
+            (y,) = common.call("final", [*rows, *weights])
+            ys.append(common.request_major(y, part))
         return {"y": torch.cat(ys)}
 
+    def work(self, regime: Regime) -> dict[str, float]:
+        """Every block and the prefix in, one row out."""
+        count = common.requests(regime) * regime["tokens"] * DIMS.hidden
+        return work(count * (DIMS.blocks + 2), count * 2 * (DIMS.blocks + 1))
 
-class StepCase:
-    """One decode step of a five-layer model, all caches included."""
+
+class StepCase(Judged):
+    """One step of a five-layer model, all caches included."""
 
     op = "step"
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
-        "y": ("row", "column"),
-        "conv": ("layer", "row", "tap", "channel"),
-        "state": ("layer", "row", "head", "value", "key"),
-        "cache": ("layer", "row", "element"),
+        "y": ("row", "token", "column"),
+        "conv": ("layer", "row", "token and channel"),
+        "state": ("layer", "row", "token, head and value"),
+        "cache": ("layer", "row", "token and element"),
         "untouched": ("element",),
     }
-    in_place = tuple(f"cache.{layer}" for layer in DIMS.mla_layers)
+    in_place = tuple(_CACHES)
+    input_rows = dict.fromkeys(_PER_REQUEST, 0)
+    output_rows = {"y": 0, "conv": 1, "state": 1, "cache": 1}  # noqa: RUF012
+    planting = {  # noqa: RUF012
+        "operand_bf16": lambda i: common.rounded(i, _MIDDLE + "self_attn.v_proj.weight"),
+        "wrong_expert": lambda i: without_favourite(i, _MIDDLE + "block_sparse_moe."),
+        "last_rows_lost": mla.without_last_rows,
+    }
 
     def regimes(self) -> list[Regime]:
-        """A few batch sizes, short and over several pages; `prepared` rows, padding included."""
-        return [
-            {"batch": 1, "context": 40, "prepared": 1},
-            {"batch": 2, "context": 40, "prepared": 2},
-            {"batch": 5, "context": 150, "prepared": 5},
-            {"batch": 3, "context": 40, "prepared": 5},
-            {"batch": 9, "context": 40, "prepared": 16},
-            {"batch": 33, "context": 140, "prepared": 33},
-        ]
+        """The grid; several pages; more prepared requests than there are."""
+        plain = {"context": 40, "padding": 0}
+        grid: list[Regime] = [{**one, **plain} for one in common.GRID]
+        edges = [(5, 1, 150, 0), (33, 1, 140, 0), (2, 4, 150, 0)]
+        edges += [(3, 1, 40, 2), (9, 1, 40, 7), (3, 4, 40, 2)]
+        names = ("batch", "tokens", "context", "padding")
+        return grid + [dict(zip(names, one, strict=True)) for one in edges]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """Caches of every layer, slots of every KDA layer; NaN wherever no request owns a row."""
         random = common.generator(seed, regime)
-        count = common.requests(regime)
-        made = requests(random, count, regime["context"])
-        total = count + 4
-        for layer in DIMS.mla_layers:
-            made[f"cache.{layer}"] = cache(random, made)
+        count, tokens = common.requests(regime), regime["tokens"]
+        made = mla.requests(random, regime)
+        total = count * tokens + 4
+        for name in _CACHES:
+            made[name] = mla.cache(random, made)
+        accepted = torch.randint(1, tokens + 1, (count,), generator=random)
         slots = []
         for layer in DIMS.kda_layers:
-            slots.append(torch.randperm(total - 1, generator=random)[:count] + 1)
+            places = torch.randperm(total - 1, generator=random)[: count * tokens] + 1
+            slots.append(places.view(count, tokens))
+            live = slots[-1].gather(1, accepted[:, None] - 1)[:, 0]
             shapes = {"conv": DIMS.conv_state_shape(), "recurrent": DIMS.recurrent_state_shape()}
             for name, shape in shapes.items():
                 state = torch.full((total, *shape), common.NAN)
-                state[slots[-1]] = torch.randn(count, *shape, generator=random)
+                state[live] = torch.randn(count, *shape, generator=random)
                 made[f"{name}.{layer}"] = state
-        return {
-            **common.weights(seed),
-            **made,
-            "slots": torch.stack(slots, dim=1),
-            "hidden": torch.randn(count, DIMS.hidden, generator=random),
-            "batch": torch.tensor(regime["batch"]),
-            "prepared": torch.tensor(regime["prepared"]),
-        }
+        weights = {n: t for n, t in common.weights(seed).items() if n not in _UNUSED}
+        scalars = {name: torch.tensor(regime[name]) for name in ("batch", "tokens", "padding")}
+        hidden = torch.randn(count, tokens, DIMS.hidden, generator=random)
+        at = {"slots": torch.stack(slots, dim=1), "accepted": accepted}
+        return {**weights, **made, **scalars, **at, "hidden": hidden}
 
-    def reference(self, inputs: Tensors) -> Tensors:
-        """FP64."""
-        return self._plain(common.doubled(inputs), 1)
-
-    def stock(self, inputs: Tensors) -> Tensors:
-        """Layer by layer, eager FP32."""
-        return self._plain(inputs, 1)
-
-    def stock_variant(self, inputs: Tensors) -> Tensors:
-        """Stock with every batch repeated in a larger one."""
-        return self._plain(inputs, common.copies(inputs))
-
-    def _plain(self, inputs: Tensors, times: int) -> Tensors:
+    def plain(self, inputs: Tensors, times: int) -> Tensors:
+        """Layer by layer."""
         ys = []
         for part in common.batches(inputs, *_PER_REQUEST):
             many = common.repeated(part, times, *_PER_REQUEST)
-            attention = partial(_attention, many)
-            y = decoder.layers(inputs, DIMS, many["hidden"], attention)
-            ys.append(y[: len(part["hidden"])])
+            attend = partial(_attention, many)
+            y = decoder.layers(inputs, DIMS, many["hidden"].flatten(0, 1), attend)
+            ys.append(y.view_as(many["hidden"])[: len(part["hidden"])])
         return _outputs(ys, inputs)
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The executor; the buffers it pads with hold NaN."""
         own = {n.removeprefix(_PREFIX): t for n, t in inputs.items() if n.startswith(_PREFIX)}
-        prepared_rows = int(inputs["prepared"])
-        executor = Executor(DIMS, own, SingleRank(), [prepared_rows])
+        batch, tokens = int(inputs["batch"]), int(inputs["tokens"])
+        executor = Executor(DIMS, own, SingleRank(), [batch + int(inputs["padding"])], tokens)
+        held = inputs | {name: common.paged(inputs[name]) for name in _POOLS}
         caches: dict[int, tuple[Tensor, Tensor] | Tensor] = {}
         for layer in DIMS.kda_layers:
-            states = [common.paged(inputs[f"{name}.{layer}"]) for name in ("conv", "recurrent")]
-            inputs[f"conv.{layer}"], inputs[f"recurrent.{layer}"] = states
-            caches[layer] = (states[0], states[1])
+            caches[layer] = held[f"conv.{layer}"], held[f"recurrent.{layer}"]
         for layer in DIMS.mla_layers:
-            caches[layer] = inputs[f"cache.{layer}"]
+            caches[layer] = held[f"cache.{layer}"]
         executor.bind(caches)
         executor.prepare()
         executor.poison()
         ys = []
         for part in common.batches(inputs, *_PER_REQUEST):
-            step = decode_step(part, part["slots"].t())
-            ys.append(executor.run(part["hidden"], step))
-        return _outputs(ys, inputs)
+            slots = kda.wide(part["slots"].transpose(0, 1))
+            step = mla.decode_step(part, slots, part["accepted"] if tokens > 1 else None)
+            y = executor.run(part["hidden"].flatten(0, 1), step)
+            ys.append(y.view_as(part["hidden"]))
+        return _outputs(ys, held)
+
+    def other_scalars(self, inputs: Tensors, seed: int) -> Tensors:
+        """Every state in another slot, every context on other pages and shorter."""
+        random = torch.Generator().manual_seed(seed)
+        places = common.shuffled(len(inputs[_POOLS[0]]), random)
+        pools = {name: common.moved(inputs[name], places) for name in _POOLS}
+        slots = {"slots": places[inputs["slots"]]}
+        return inputs | pools | slots | mla.rearranged(inputs, _CACHES, random)
 
 
 def _attention(part: Tensors, layer: int, own: Weights, x: Tensor) -> Tensor:
@@ -169,32 +175,36 @@ def _attention(part: Tensors, layer: int, own: Weights, x: Tensor) -> Tensor:
 
     Repeated requests write one place several times: equal up to rounding, any of them will do.
     """
+    x = x.unflatten(0, part["mapping"].shape)
     if layer in DIMS.kda_layers:
-        at = part["slots"][:, DIMS.kda_layers.index(layer)]
+        slots = part["slots"][:, DIMS.kda_layers.index(layer)]
         conv, recurrent = part[f"conv.{layer}"], part[f"recurrent.{layer}"]
-        y, conv[at], recurrent[at] = kda.step(own, DIMS, x, conv[at], recurrent[at])
-        return y
-    flat, mapping = part[f"cache.{layer}"].flatten(0, 1), part["mapping"]
-    past = gathered(part, part[f"cache.{layer}"])
-    y, flat[mapping] = mla.step(own, DIMS, x, past, part["lengths"] - 1)
-    return y
+        live = slots.gather(1, part["accepted"][:, None] - 1)[:, 0]
+        y, conv[slots], recurrent[slots] = kda.verify(own, DIMS, x, conv[live], recurrent[live])
+    else:
+        pages = part[f"cache.{layer}"]
+        y, pages.flatten(0, 1)[part["mapping"]] = mla.verify(own, part, x, pages)
+    return y.flatten(0, 1)
 
 
 def _outputs(ys: list[Tensor], inputs: Tensors) -> Tensors:
-    slots = inputs["slots"].t()
-    conv = [inputs[f"conv.{layer}"] for layer in DIMS.kda_layers]
-    state = [inputs[f"recurrent.{layer}"] for layer in DIMS.kda_layers]
-    caches = [inputs[f"cache.{layer}"].flatten(0, 1) for layer in DIMS.mla_layers]
+    slots, at = inputs["slots"].transpose(0, 1), inputs["mapping"]
+    pools = [(inputs[f"conv.{n}"], inputs[f"recurrent.{n}"]) for n in DIMS.kda_layers]
+    caches = [inputs[name].flatten(0, 1) for name in _CACHES]
+    # States are looked at through one vector: a fault that leaves it alone has measure zero, and
+    # the outputs of long verifications stay small enough to compare with every control.
+    probe = torch.linspace(-1, 1, DIMS.kda_head_dim, dtype=caches[0].dtype)
     untouched = [
-        common.without(one, at)
-        for held in (conv, state)
-        for one, at in zip(held, slots, strict=True)
+        common.without(one, own.flatten())
+        for held, own in zip(pools, slots, strict=True)
+        for one in held
     ]
-    untouched += [common.without(one, inputs["mapping"]) for one in caches]
+    untouched += [common.without(one, at.flatten()) for one in caches]
+    layers = list(zip(pools, slots, strict=True))
     return {
         "y": torch.cat(ys),
-        "conv": torch.stack([one[at] for one, at in zip(conv, slots, strict=True)]),
-        "state": torch.stack([one[at] for one, at in zip(state, slots, strict=True)]),
-        "cache": torch.stack([one[inputs["mapping"]] for one in caches]),
+        "conv": torch.stack([conv[own].flatten(1) for (conv, _), own in layers]),
+        "state": torch.stack([(state @ probe)[own].flatten(1) for (_, state), own in layers]),
+        "cache": torch.stack([one[at].flatten(1) for one in caches]),
         "untouched": torch.cat([one.flatten() for one in untouched]).float(),
     }

@@ -13,8 +13,9 @@ order too. Activations come first, weights after, in the order of their packed t
 A row that owns no state, padding for one, computes something that is discarded; what it points
 at (slot 0, cache row 0) is written back as it was.
 
-B rows, D hidden, N stored blocks, T context; `mla` has B requests of q tokens. `sites` int64 [3] = stored blocks at the attention
-site, at the MLP site, and 1 where the prefix restarts with this layer's attention output.
+B rows, D hidden, N stored blocks, T context; `mla` has B requests of q tokens. `sites` int64 [3] =
+stored blocks at the attention site, at the MLP site, and 1 where the prefix restarts with this
+layer's attention output.
 """
 
 from __future__ import annotations

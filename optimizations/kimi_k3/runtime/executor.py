@@ -1,22 +1,19 @@
 """The specialised decode step: some tokens of every request, all layers, in compiled units.
 
-Owns: step buffers, the order of units and exchanges. Does not own: which steps run here (`plan`),
-packed weights (`packed`), caches (bound by the engine), the maths (`kernels`). Knows no engine.
-Read by: the model, kernel cases.
+Owns: step buffers, the order of layers and exchanges. Does not own: which steps run here (`plan`),
+packed weights (`packed`), units of an attention half (`attention`), caches (bound by the engine),
+the maths (`kernels`). Knows no engine. Read by: the model, kernel cases.
 
 The caches hold everything that outlives a step, in the stock layers' layout, so any step may run
 here and the next one stock. Slot 0 and cache page 0 belong to the engine's null block: rows that
 point there, padding among them, read it and leave it as it is.
-
-Rows of a step are token-major, the first token of every request first: then each token's rows
-follow each other in memory, as the units that take one token of every request want them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,9 +23,8 @@ from kimi_k3.kernels import compiler
 from kimi_k3.kernels.common import Constants
 from kimi_k3.kernels.compiler import Kernel, Recipe
 from kimi_k3.kernels.kda.prepared import KdaWeights
-from kimi_k3.kernels.kda.prepared import widths as kda_widths
-from kimi_k3.kernels.oproj.portable import partial
-from kimi_k3.runtime import packed
+from kimi_k3.kernels.units import UNITS
+from kimi_k3.runtime import attention, packed
 from kimi_k3.runtime.collective import Collective
 from kimi_k3.runtime.packed import Layer
 from kimi_k3.runtime.step import DecodeStep, Rows, rows
@@ -43,11 +39,8 @@ MOST_TOKENS = 8
 """Largest number of tokens per request that a step may verify here."""
 
 
-class _Call(NamedTuple):
-    """A unit and its arguments, by which its package is found and called."""
-
-    unit: str
-    inputs: list[Tensor]
+_Run = Callable[[int, str, list[Tensor]], list[Tensor]]
+"""Runs a unit of a layer on its arguments."""
 
 
 class Executor:
@@ -90,7 +83,7 @@ class Executor:
         self._bank = torch.zeros(most, dims.blocks, dims.hidden)
         self._caches: list[tuple[Tensor, ...]] = []
         self._page = 1
-        self._kernels: dict[tuple[str, int], Kernel] = {}
+        self._kernels: dict[tuple[int, str], Kernel] = {}
         held = [self._prefix, self._bank, *self._final]
         held += [one for layer in self._layers for one in layer.tensors()]
         self.extra_bytes = sum(tensor.nbytes for tensor in held)
@@ -124,40 +117,30 @@ class Executor:
     def prepare(self) -> None:
         """Load every unit, compiling what the cache folder lacks; called before the first step.
 
+        What a step calls is found by making one of nothing but padding, with units not compiled.
         Raises RuntimeError before `bind`, and `compiler.CompileError` as `compiler.load` does.
         """
         if not self._caches:
             raise RuntimeError("bind caches before preparing")
-        recipes = {
-            (call.unit, number): Recipe.of(call.unit, self._constants, call.inputs)
-            for number, call in self._calls()
-        }
+        recipes: dict[tuple[int, str], Recipe] = {}
+
+        def record(number: int, unit: str, inputs: list[Tensor]) -> list[Tensor]:
+            recipes[number, unit] = Recipe.of(unit, self._constants, inputs)
+            made = UNITS[unit].function(self._constants, *inputs)
+            return [made] if isinstance(made, Tensor) else list(made or ())
+
+        for tokens in {1, self.tokens}:
+            self._step(record, _Alone(self._collective.size), self._padding(tokens))
         distinct = list(dict.fromkeys(recipes.values()))
         kernels = dict(zip(distinct, compiler.load(distinct), strict=True))
         self._kernels = {key: kernels[recipe] for key, recipe in recipes.items()}
 
-    def _calls(self) -> Iterator[tuple[int, _Call]]:
-        """Every unit with the layer it serves; only the layout of the arguments matters."""
-        c, prefix, bank = self._constants, self._prefix[:1], self._bank[:1]
-        one = torch.ones(1, dtype=torch.int64)
-        slots = torch.zeros(len(self.dims.kda_layers), 1, 1, dtype=torch.int64)
-        plan = rows(DecodeStep(slots, one[:, None], one, one, max_seq_len=1), 1, self._page)
-        gathered, inner = torch.empty(1, c.experts + c.latent), torch.empty(1, c.shared_inter)
-        summed = torch.empty(1, c.latent + c.hidden)
-        for number, layer in enumerate(self._layers):
-            if layer.attention == "mla":
-                yield number, self._mla(number, prefix, bank, plan)
-            else:
-                yield number, self._kda(number, prefix, bank, plan)
-                if self.tokens > 1:
-                    yield number, self._project(number, prefix, bank)
-                    projected = torch.empty(1, sum(kda_widths(c)))
-                    yield number, self._token(number, projected, plan, 0)
-            first = [prefix, bank, layer.sites, prefix]
-            firsts = (first, [gathered, inner], [prefix, summed])
-            for unit, inputs, weights in zip(layer.mlp, firsts, layer.mlp_weights, strict=False):
-                yield number, _Call(unit, [*inputs, *weights])
-        yield len(self._layers), _Call("final", [prefix, bank, *self._final])
+    def _padding(self, tokens: int) -> Rows:
+        """A step of one request that owns nothing."""
+        slots = torch.zeros(len(self.dims.kda_layers), 1, tokens, dtype=torch.int64)
+        mapping, table = slots[0, 0], slots[0, :, :1]
+        step = DecodeStep(slots, table, mapping, table[0] + tokens, tokens, tokens)
+        return rows(step, 1, self._page)
 
     def run(self, hidden: Tensor, step: DecodeStep) -> Tensor:
         """Run one step: embeddings [B * tokens, hidden] -> final normalised hidden states, alike.
@@ -181,92 +164,74 @@ class Executor:
             )
         prepared = self.batches[bisect_left(self.batches, batch)]
         plan = rows(step, prepared, self._page)
-        count = tokens * prepared
-        prefix, bank = self._prefix[:count], self._bank[:count]
         mine = hidden.unflatten(0, (batch, tokens)).transpose(0, 1)
-        prefix.unflatten(0, (tokens, prepared))[:, :batch].copy_(mine)
-        for number, layer in enumerate(self._layers):
-            if layer.opens is not None:
-                bank[:, layer.opens].copy_(prefix)
-            delta = self._collective.all_reduce(self._attend(number, prefix, bank, plan))
-            self._mlp(number, prefix, bank, delta)
-        (output,) = self._call(len(self._layers), _Call("final", [prefix, bank, *self._final]))
-        return output.unflatten(0, (tokens, prepared))[:, :batch].transpose(0, 1).flatten(0, 1)
+        shape = plan.write.shape
+        self._prefix[: tokens * prepared].unflatten(0, shape)[:, :batch].copy_(mine)
+        output = self._step(self._compiled, self._collective, plan)
+        return output.unflatten(0, shape)[:, :batch].transpose(0, 1).flatten(0, 1)
 
     def poison(self) -> None:
         """Fill the step buffers with NaN, so that a read of an earlier step's rows would show."""
         self._prefix.fill_(float("nan"))
         self._bank.fill_(float("nan"))
 
-    def _call(self, number: int, call: _Call) -> list[Tensor]:
-        return self._kernels[call.unit, number](call.inputs)
+    def _compiled(self, number: int, unit: str, inputs: list[Tensor]) -> list[Tensor]:
+        return self._kernels[number, unit](inputs)
 
-    # ---- attention half ---------------------------------------------------------------------------
+    def _step(self, run: _Run, collective: Collective, plan: Rows) -> Tensor:
+        """All layers over the buffers' first rows, token-major: [q*P, hidden]."""
+        count = plan.write.numel()
+        prefix, bank = self._prefix[:count], self._bank[:count]
+        for number, layer in enumerate(self._layers):
+            call, sites, caches = partial(run, number), layer.sites, self._caches[number]
+            if layer.opens is not None:
+                bank[:, layer.opens].copy_(prefix)
+            own = layer.attention_weights
+            if isinstance(own, KdaWeights):
+                share = attention.kda(call, own, sites, caches, plan, layer.ordinal, prefix, bank)
+            else:
+                share = attention.mla(call, own, sites, caches[0], plan, prefix, bank)
+            _mlp(call, layer, collective, prefix, bank, collective.all_reduce(share))
+        (output,) = run(len(self._layers), "final", [prefix, bank, *self._final])
+        return output
 
-    def _attend(self, number: int, prefix: Tensor, bank: Tensor, plan: Rows) -> Tensor:
-        """This rank's share of the attention's output, all tokens."""
-        if self._layers[number].attention == "mla":
-            (share,) = self._call(number, self._mla(number, prefix, bank, plan))
-            return share
-        tokens, requests = plan.write.shape
-        if tokens == 1:
-            (share,) = self._call(number, self._kda(number, prefix, bank, plan))
-            return share
-        (projected,) = self._call(number, self._project(number, prefix, bank))
-        heads = [
-            self._call(number, self._token(number, part, plan, token))[0]
-            for token, part in enumerate(projected.split(requests))
-        ]
-        # One product alone: a package of its own would be that same call.
-        return partial(torch.cat(heads), self._kda_weights(number).out_proj)
 
-    def _kda_weights(self, number: int) -> KdaWeights:
-        weights = self._layers[number].attention_weights
-        assert isinstance(weights, KdaWeights)
-        return weights
+def _mlp(
+    call: attention.Call,
+    layer: Layer,
+    collective: Collective,
+    prefix: Tensor,
+    bank: Tensor,
+    delta: Tensor,
+) -> None:
+    """MLP half of one layer, which ends in `prefix`."""
+    first = [prefix, bank, layer.sites, delta, *layer.mlp_weights[0]]
+    if layer.mlp == ("moe",):
+        call("moe", first)
+    elif layer.mlp == ("dense",):
+        (share,) = call("dense", first)
+        prefix.add_(collective.all_reduce(share))
+    else:
+        part, inner = call("moe_front", first)
+        # Compiled units trust their arguments' strides; a gather may be built by transposing.
+        gathered = collective.all_gather(part, 1).contiguous()
+        (share,) = call("experts", [gathered, inner, *layer.mlp_weights[1]])
+        call("moe_tail", [prefix, collective.all_reduce(share), *layer.mlp_weights[2]])
 
-    def _kda(self, number: int, prefix: Tensor, bank: Tensor, plan: Rows) -> _Call:
-        layer = self._layers[number]
-        at = [plan.source[layer.ordinal], plan.owned[layer.ordinal, 0]]
-        inputs = [prefix, bank, layer.sites, *self._caches[number], *at]
-        return _Call("kda", inputs + self._kda_weights(number).flat())
 
-    def _project(self, number: int, prefix: Tensor, bank: Tensor) -> _Call:
-        own = self._kda_weights(number).row
-        return _Call("kda_project", [prefix, bank, self._layers[number].sites, *own])
+class _Alone:
+    """Ranks of which only this one speaks: shapes are right, values are not."""
 
-    def _token(self, number: int, projected: Tensor, plan: Rows, token: int) -> _Call:
-        """Token `token` goes on from where the one before it left its states."""
-        layer = self._layers[number].ordinal
-        source = plan.slots[layer, token - 1] if token else plan.source[layer]
-        at = [source, plan.slots[layer, token], plan.owned[layer, token]]
-        own = self._kda_weights(number).token
-        return _Call("kda_token", [projected, *self._caches[number], *at, *own])
+    rank = 0
 
-    def _mla(self, number: int, prefix: Tensor, bank: Tensor, plan: Rows) -> _Call:
-        layer, shape = self._layers[number], plan.write.shape
-        inputs = [prefix.unflatten(0, shape), bank.unflatten(0, shape), layer.sites]
-        at = [plan.write, plan.writable, plan.context, plan.visible]
-        return _Call("mla", [*inputs, *self._caches[number], *at, *layer.attention_weights])
+    def __init__(self, size: int) -> None:
+        self.size = size
 
-    # ---- MLP half ---------------------------------------------------------------------------------
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        return tensor
 
-    def _mlp(self, number: int, prefix: Tensor, bank: Tensor, delta: Tensor) -> None:
-        """MLP half of one layer, which ends in `prefix`."""
-        layer = self._layers[number]
-        first = [prefix, bank, layer.sites, delta, *layer.mlp_weights[0]]
-        if layer.mlp == ("moe",):
-            self._call(number, _Call("moe", first))
-        elif layer.mlp == ("dense",):
-            (share,) = self._call(number, _Call("dense", first))
-            prefix.add_(self._collective.all_reduce(share))
-        else:
-            part, inner = self._call(number, _Call("moe_front", first))
-            # Compiled units trust their arguments' strides; a gather may be built by transposing.
-            gathered = self._collective.all_gather(part, 1).contiguous()
-            experts = _Call("experts", [gathered, inner, *layer.mlp_weights[1]])
-            summed = self._collective.all_reduce(self._call(number, experts)[0])
-            self._call(number, _Call("moe_tail", [prefix, summed, *layer.mlp_weights[2]]))
+    def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
+        return torch.cat([tensor] * self.size, dim)
 
 
 def _check_cache(layer: int, tensors: Sequence[Tensor], wanted: Sequence[tuple[int, ...]]) -> None:

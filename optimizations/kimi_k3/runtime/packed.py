@@ -48,9 +48,7 @@ class Layer:
         return [self.sites, *attention, *chain(*self.mlp_weights)]
 
 
-def layers(
-    dims: Dims, c: Constants, rank: int, weights: Mapping[str, Tensor]
-) -> tuple[Layer, ...]:
+def layers(dims: Dims, c: Constants, rank: int, weights: Mapping[str, Tensor]) -> tuple[Layer, ...]:
     """Pack every layer of `weights`, checkpoint names without `language_model.`, for one rank.
 
     Raises ValueError for weights that are missing, not FP32 on the CPU, or of another shape.

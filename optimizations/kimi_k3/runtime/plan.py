@@ -26,6 +26,8 @@ class StepFacts:
     tokens: int
     decode_rows: int
     verify_rows: int
+    verify_tokens: int = 0
+    """Tokens of each row if every row is a verification and all have as many, else 0."""
 
     @property
     def prefill_rows(self) -> int:
@@ -34,8 +36,8 @@ class StepFacts:
 
     @property
     def prefill_tokens(self) -> int:
-        """Tokens of all rows that are not a one-token decode."""
-        return self.tokens - self.decode_rows
+        """Tokens of all rows but one-token decodes; none of a uniform verification either."""
+        return 0 if self.verify_tokens else self.tokens - self.decode_rows
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,23 @@ MIXED = Plan("stock", "prefill and decode mixed")
 VERIFY = Plan("stock", "draft verification")
 TOO_LARGE = Plan("stock", "batch above largest prepared")
 DECODE = Plan("specialised", "pure decode")
+VERIFIED = Plan("specialised", "uniform draft verification")
 
 
-def plan(facts: StepFacts | None, switch: Switch, prepared: Sequence[int]) -> Plan:
-    """Decide one step. `prepared`: batch sizes the executor has prepared, any order.
+def plan(facts: StepFacts | None, switch: Switch, prepared: Sequence[int], tokens: int = 1) -> Plan:
+    """Decide one step. `prepared`: batch sizes the executor has prepared, any order; `tokens`: the
+    most tokens per request it has prepared.
 
-    The specialised path runs only for a step in which every row is a one-token decode and which
-    fits a prepared batch (smaller batches run in the next larger one). Everything else is stock:
+    The specialised path runs only for a step that fits a prepared batch (smaller batches run in the
+    next larger one) and in which every row is a one-token decode, or every row verifies the same
+    prepared number of tokens. Everything else is stock:
 
     - profile run, warm-up: the engine gives no metadata, no cache is read or written;
     - the switch is `auto`, which is the default;
     - no rows at all;
     - prefill: whole prompts, chunks of prompts, one-token prompts, recomputation after preemption;
     - prefill and decode in one step;
-    - any row that verifies draft tokens, whatever the other rows are;
+    - any row that verifies draft tokens, unless all rows do and have equally many, within `tokens`;
     - more rows than the largest prepared batch.
 
     A pure function of the scheduler's step and of start-up constants: all ranks decide alike
@@ -79,10 +84,10 @@ def plan(facts: StepFacts | None, switch: Switch, prepared: Sequence[int]) -> Pl
         return SWITCHED_OFF
     if not facts.requests:
         return EMPTY
-    if facts.verify_rows:
+    if facts.verify_rows and not 1 < facts.verify_tokens <= tokens:
         return VERIFY
     if facts.prefill_rows:
         return MIXED if facts.decode_rows else PREFILL
     if facts.requests > max(prepared, default=0):
         return TOO_LARGE
-    return DECODE
+    return VERIFIED if facts.verify_rows else DECODE

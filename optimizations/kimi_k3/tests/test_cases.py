@@ -7,6 +7,7 @@ cell here runs them), and that the measure used here sees a planted fault.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,22 @@ def _copy(inputs: Tensors) -> Tensors:
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:
+    """Root mean square over what is finite in `wanted`; only a NaN may stand for a NaN."""
     assert found.shape == wanted.shape
-    assert torch.isfinite(wanted).all()
-    return math.sqrt(float((found.double() - wanted).square().mean()))
+    finite = torch.isfinite(wanted)
+    assert torch.equal(torch.isnan(found), torch.isnan(wanted)) and finite.any()
+    return math.sqrt(float((found.double() - wanted)[finite].square().mean()))
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(12345.0), other.nan_to_num(12345.0))
+
+
+def _edges(case: Any) -> list[int]:
+    """Three batches of each number of tokens, and everything that is not in the grid."""
+    regimes = case.regimes()
+    small = [n for n, one in enumerate(regimes) if one["batch"] in (1, 3, 9)]
+    return sorted({*small, *range(len(common.GRID), len(regimes))})
 
 
 def _cells() -> list[tuple[str, int]]:
@@ -39,9 +53,11 @@ def test_the_ops_of_the_claim_have_cases() -> None:
 
 
 @pytest.mark.parametrize("op", CASES)
-def test_every_batch_boundary_is_a_cell(op: str) -> None:
-    batches = {regime["batch"] for regime in CASES[op].regimes()}
-    assert batches == set(common.BATCHES) or op == "step"
+def test_every_batch_with_every_number_of_tokens_is_a_cell(op: str) -> None:
+    regimes = CASES[op].regimes()
+    cells = {(regime["batch"], regime["tokens"]) for regime in regimes}
+    assert cells >= {(batch, tokens) for batch in common.BATCHES for tokens in common.TOKENS}
+    assert len({tuple(sorted(regime.items())) for regime in regimes}) == len(regimes)
 
 
 @pytest.mark.parametrize("op", CASES)
@@ -65,13 +81,91 @@ def test_candidate_is_as_exact_as_stock_and_touches_nothing_else(op: str, cell: 
     for name, axes in case.outputs.items():
         assert found[name].dim() == len(axes)
         if name == "untouched":
-            same = found[name].view(torch.int32) == stock[name].view(torch.int32)
-            assert same.all()
+            assert _same_bits(found[name], stock[name])
             continue
         assert truth[name].dtype == torch.float64
         assert found[name].dtype == stock[name].dtype == torch.float32
         yardstick = max(_error(stock[name], truth[name]), _error(variant[name], truth[name]))
         assert _error(found[name], truth[name]) < LIMIT * yardstick, name
+
+
+# ---- abilities ----------------------------------------------------------------------------------
+
+SOME = [(op, n) for op, case in CASES.items() for n in _edges(case)]
+
+
+@pytest.mark.parametrize(("op", "cell"), SOME)
+def test_what_pads_changes_no_bit(op: str, cell: int) -> None:
+    case = CASES[op]
+    inputs = case.inputs(case.regimes()[cell], 5)
+    other = case.other_padding(_copy(inputs), 6)
+    assert any(not _same_bits(inputs[name], other[name]) for name in inputs) or op == "final"
+    first, found = case.candidate(_copy(inputs)), case.candidate(other)
+    assert all(_same_bits(first[n], found[n]) for n in case.outputs if n != "untouched")
+
+
+@pytest.mark.parametrize(("op", "cell"), SOME)
+def test_rows_may_come_in_any_order(op: str, cell: int) -> None:
+    case = CASES[op]
+    inputs = case.inputs(case.regimes()[cell], 5)
+    order = torch.randperm(common.requests(case.regimes()[cell]))
+    mixed = _copy(inputs)
+    for name, axis in case.input_rows.items():
+        mixed[name] = inputs[name].index_select(axis, order)
+    first, found = case.candidate(_copy(inputs)), case.candidate(mixed)
+    for name, axis in case.output_rows.items():
+        wanted = first[name].index_select(axis, order)
+        torch.testing.assert_close(found[name], wanted, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize(("op", "cell"), [one for one in SOME if one[0] != "final"])
+def test_other_scalars_give_other_results_that_are_right(op: str, cell: int) -> None:
+    case = CASES[op]
+    inputs = case.inputs(case.regimes()[cell], 5)
+    other = case.other_scalars(_copy(inputs), 6)
+    shapes = {name: (one.shape, one.dtype) for name, one in inputs.items()}
+    assert {name: (one.shape, one.dtype) for name, one in other.items()} == shapes
+    truth, stock = case.reference(_copy(other)), case.stock(_copy(other))
+    found = case.candidate(_copy(other))
+    for name in case.outputs:
+        if name == "untouched":
+            assert _same_bits(found[name], stock[name])
+        else:
+            yardstick = LIMIT * _error(stock[name], truth[name])
+            assert _error(found[name], truth[name]) < 2 * yardstick
+
+
+@pytest.mark.parametrize(("op", "cell"), SOME)
+def test_every_fault_shows_by_far(op: str, cell: int) -> None:
+    case = CASES[op]
+    regime = case.regimes()[cell]
+    inputs = case.inputs(regime, 5)
+    truth, stock = case.reference(_copy(inputs)), case.stock(_copy(inputs))
+    for fault in case.faults(regime):
+        planted = case.planted(fault, _copy(inputs))
+        names = [name for name in case.outputs if name != "untouched"]
+        assert any(
+            _error(planted[name], truth[name]) > 10 * LIMIT * _error(stock[name], truth[name])
+            for name in names
+        ), fault
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_neighbours_are_regimes_one_step_away(op: str) -> None:
+    case = CASES[op]
+    for regime in case.regimes():
+        for other in case.neighbours(regime):
+            assert other.keys() == regime.keys()
+            assert sum(abs(other[name] - regime[name]) for name in regime) == 1
+    smallest = case.neighbours(case.regimes()[0])
+    case.candidate(case.inputs(smallest[0], 1))
+
+
+@pytest.mark.parametrize("op", [op for op in CASES if op != "step"])
+def test_work_grows_with_the_batch(op: str) -> None:
+    case = CASES[op]
+    first, last = (case.work(case.regimes()[n]) for n in (0, len(common.BATCHES) - 1))
+    assert 0 < first["bytes"] < last["bytes"] and 0 < first["flops"] < last["flops"]
 
 
 @pytest.mark.parametrize("op", CASES)
@@ -103,8 +197,7 @@ def test_the_measure_sees_a_small_fault() -> None:
 
 def test_a_write_to_the_null_slot_would_show() -> None:
     case = CASES["kda"]
-    regime = case.regimes()[3]
-    inputs = case.inputs(regime, 0)
+    inputs = case.inputs(case.regimes()[3], 0)
     honest = case.stock(_copy(inputs))["untouched"]
     assert torch.isnan(honest[0]).all()  # slot 0 comes first
     inputs["conv"][0, 0, 0] = 1.0

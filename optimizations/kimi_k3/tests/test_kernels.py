@@ -6,6 +6,8 @@ algebra of ranks. The compiled code itself: test_cases, test_executor.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,12 +93,88 @@ def test_decay_equals_the_reference_and_stays_within_its_bound() -> None:
 
 
 def test_attention_gives_no_weight_to_repeated_rows() -> None:
-    query, rows = _random(2, 4, 20), _random(2, 6, 20)
+    query, rows = _random(1, 2, 4, 20), _random(2, 6, 20)
     rows[1, 3:] = rows[1, 2]  # what the executor gathers beyond a request's length
-    visible = torch.arange(6) < torch.tensor([[6], [3]])
+    visible = torch.arange(6) < torch.tensor([[[6]], [[3]]])
     found = mla_ops.attend(query, rows, visible, 16, 0.3)
-    short = mla_ops.attend(query[1:], rows[1:, :3], visible[1:, :3], 16, 0.3)
-    _close(found[1:], short)
+    short = mla_ops.attend(query[:, 1:], rows[1:, :3], visible[1:, :, :3], 16, 0.3)
+    _close(found[:, 1:], short)
+
+
+def test_attention_of_several_tokens_is_that_of_each_alone() -> None:
+    query, rows = _random(3, 2, 4, 20), _random(2, 6, 20)
+    visible = torch.arange(6) < torch.tensor([[[3], [4], [5]], [[1], [2], [3]]])
+    found = mla_ops.attend(query, rows, visible, 16, 0.3)
+    for token in range(3):
+        one = mla_ops.attend(query[token : token + 1], rows, visible[:, token : token + 1], 16, 0.3)
+        _close(found[token : token + 1], one)
+
+
+# ---- several tokens ---------------------------------------------------------------------------
+
+
+def test_token_by_token_pieces_equal_the_reference_over_a_sequence() -> None:
+    # The truth here is the chunked form, which has no recurrence at all.
+    own = common.doubled(common.layer_weights(0, common.KDA, ("self_attn", "self_attention_res",
+                                                              "input_layernorm")))  # fmt: skip
+    packed, c = kda.pack(common.getter(own), common.constants()), common.constants()
+    conv, recurrent = (
+        _random(9, *shape) for shape in (DIMS.conv_state_shape(), DIMS.recurrent_state_shape())
+    )
+    prefix, bank = _random(5, DIMS.hidden), _random(5, 3, DIMS.hidden)
+    before, row = (conv[7].clone(), recurrent[7].clone()), torch.tensor([True])
+    sites, source = torch.tensor([2, 2, 0]), torch.tensor([7])
+    projected = UNITS["kda_project"].function(c, prefix, bank, sites, *packed.row)
+    heads = []
+    for token in range(5):
+        target = torch.tensor([token + 1])
+        part = projected[token : token + 1]  # type: ignore[index]
+        heads.append(
+            UNITS["kda_token"].function(
+                c, part, conv, recurrent, source, target, row, *packed.token
+            )
+        )
+        source = target
+    x = site(prefix, bank, sites[0], packed.row.score, packed.row.gain, DIMS.eps)
+    for token in range(1, 6):
+        wanted = ref_kda.forward(Scope(own, "self_attn."), DIMS, x[:token], *before)
+        _close(conv[token], wanted.conv)
+        _close(recurrent[token], wanted.recurrent)
+    _close(torch.cat(heads) @ packed.out_proj.t(), wanted.y)  # type: ignore[arg-type]
+
+
+def test_a_token_without_a_slot_of_its_own_leaves_the_null_slot_as_it_is() -> None:
+    own = common.doubled(common.layer_weights(0, common.KDA, ("self_attn", "self_attention_res",
+                                                              "input_layernorm")))  # fmt: skip
+    packed, c = kda.pack(common.getter(own), common.constants()), common.constants()
+    conv = _random(4, *DIMS.conv_state_shape())
+    recurrent = _random(4, *DIMS.recurrent_state_shape())
+    before = conv.clone(), recurrent.clone()
+    projected = _random(2, sum(kda.widths(c)))
+    source, target = torch.tensor([0, 2]), torch.tensor([0, 3])
+    UNITS["kda_token"].function(
+        c, projected, conv, recurrent, source, target, target > 0, *packed.token
+    )
+    for found, old in zip((conv, recurrent), before, strict=True):
+        assert torch.equal(found[:3], old[:3]) and not torch.equal(found[3], old[3])
+
+
+# ---- near-collinear keys ------------------------------------------------------------------------
+
+
+def test_recurrence_stays_exact_where_keys_hardly_differ() -> None:
+    # Forms that invert the overlap of keys lose everything here.
+    direction = torch.nn.functional.normalize(_random(1, 4, 32), dim=-1)
+    state = _random(2, 4, 32, 32).float()
+    exact = state.double()
+    for _ in range(64):
+        k = torch.nn.functional.normalize(direction + 1e-6 * _random(2, 4, 32), dim=-1)
+        q, v, rate = (_random(2, 4, 32) for _ in range(3))
+        beta, decay = torch.rand(2, 4, dtype=torch.float64), (-1e-3 * rate.abs()).exp()
+        o, state = kda_ops.recur(state, *(one.float() for one in (q, k, v, decay, beta)))
+        wanted, exact = kda_ops.recur(exact, q, k, v, decay, beta)
+    assert torch.isfinite(state).all()
+    torch.testing.assert_close(o.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_absorbed_attention_equals_the_reference() -> None:
@@ -130,8 +208,15 @@ def test_route_gives_ties_to_the_lower_expert() -> None:
 @pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
 def test_route_of_degenerate_logits_stays_within_the_experts(value: float) -> None:
     # An index out of range would end the process inside compiled code.
-    ids, _ = moe_ops.route(torch.full((2, 16), value), torch.zeros(16), 4, 1.0)
+    logits = torch.randn(3, 16)
+    logits[1] = value
+    ids, weights = moe_ops.route(logits, torch.zeros(16), 4, 1.0)
     assert ids.min() >= 0 and ids.max() < 16
+    for row in (0, 2):  # neighbours of such a row are as they are without it
+        alone = moe_ops.route(logits[row : row + 1], torch.zeros(16), 4, 1.0)
+        assert torch.equal(ids[row], alone[0][0]) and torch.equal(weights[row], alone[1][0])
+    if not math.isnan(value):
+        assert len(set(ids[1].tolist())) == 4
 
 
 def test_route_bias_selects_but_does_not_weigh() -> None:
@@ -157,7 +242,9 @@ def test_kda_packs_a_log_longer_than_its_heads() -> None:
     own = common.layer_weights(0, common.KDA, ("self_attn", "self_attention_res", "input_layer"))
     assert len(own["self_attn.A_log"]) > DIMS.kda_heads  # as released
     packed = kda.pack(common.getter(own), common.constants())
-    assert torch.equal(packed.decay_speed[:, 0], own["self_attn.A_log"][: DIMS.kda_heads].exp())
+    assert torch.equal(
+        packed.token.decay_speed[:, 0], own["self_attn.A_log"][: DIMS.kda_heads].exp()
+    )
 
 
 def _shard(weights: dict[str, Tensor], rank: int, tp: int) -> dict[str, Tensor]:

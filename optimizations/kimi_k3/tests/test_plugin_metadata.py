@@ -81,7 +81,8 @@ def test_a_verification_resumes_after_the_kept_tokens(kept: int) -> None:
     verify = step(made, [(4, 24, False)], SLOTS)
     assert verify.live.tolist() == [10]
     assert [target.tolist() for target in verify.targets] == [[10], [11], [12], [13]]
-    assert verify.facts.verify_rows == 1
+    assert verify.facts.verify_rows == 1 and verify.facts.verify_tokens == 4
+    assert verify.slots.tolist() == SLOTS
     after = step(made, [(4, 20 + kept + 4, False)], SLOTS)
     assert after.live.tolist() == [10 + kept - 1]
 
@@ -131,6 +132,27 @@ def test_rows_of_different_lengths_share_rounds() -> None:
     assert [r.tokens.tolist() for r in found.rounds] == [[0, 3, 4], [1, 5], [2]]
     assert [t.tolist() for t in found.targets] == [[1, 4, 7], [2, 8], [3]]
     assert found.facts.decode_rows == 1 and found.facts.verify_rows == 2
+    assert found.facts.verify_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens"),
+    [
+        ([(3, 23, False), (3, 33, False)], 3),
+        ([(2, 22, False), (2, 32, False)], 2),
+        ([(3, 23, False), (2, 32, False)], 0),
+        ([(3, 23, False), (1, 31, False)], 0),
+        ([(1, 21, False), (1, 31, False)], 0),
+        ([(3, 23, False), (3, 33, True)], 0),  # the end of a prompt
+        ([(3, 23, False), (3, 3, False)], 0),  # a new request
+    ],
+)
+def test_only_rows_that_verify_alike_are_a_uniform_verification(
+    rows: list[Row], tokens: int
+) -> None:
+    made, tables = builder(2), [[1, 2, 3], [4, 5, 6]]
+    step(made, [(20, 20, True), (30, 30, True)], tables)
+    assert step(made, rows, tables).facts.verify_tokens == tokens
 
 
 def test_an_impossible_history_stops_instead_of_reading_a_wrong_state() -> None:
@@ -149,4 +171,5 @@ def test_another_cache_group_swaps_only_slots() -> None:
     second = builder(3).update_block_table(first, torch.tensor(other), torch.empty(0))
     assert first.live.tolist() == [12] and second.live.tolist() == [22]
     assert [t.tolist() for t in second.targets] == [[20], [21]]
+    assert second.slots.tolist() == other
     assert second.facts is first.facts and second.rounds is first.rounds

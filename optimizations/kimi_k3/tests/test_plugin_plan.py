@@ -26,6 +26,11 @@ def facts(decode: int, verify: int = 0, prefill: int = 0) -> StepFacts:
     return StepFacts(requests, decode + 3 * verify + 10 * prefill, decode, verify)
 
 
+def uniform(requests: int, tokens: int) -> StepFacts:
+    """A step in which every row verifies `tokens` tokens."""
+    return StepFacts(requests, requests * tokens, 0, requests, tokens)
+
+
 @pytest.mark.parametrize(
     ("step", "switch", "path", "reason"),
     [
@@ -42,11 +47,20 @@ def facts(decode: int, verify: int = 0, prefill: int = 0) -> StepFacts:
         (facts(1), ON, "specialised", "pure decode"),
         (facts(3), ON, "specialised", "pure decode"),
         (facts(8), ON, "specialised", "pure decode"),
+        (uniform(2, 4), ON, "specialised", "uniform draft verification"),
+        (uniform(8, 2), ON, "specialised", "uniform draft verification"),
+        (uniform(2, 5), ON, "stock", "draft verification"),
+        (uniform(9, 4), ON, "stock", "batch above largest prepared"),
+        (uniform(2, 4), "auto", "stock", "switched off"),
     ],
 )
 def test_plan_table(step: StepFacts | None, switch: str, path: str, reason: str) -> None:
-    found = plan(step, switch, PREPARED)
+    found = plan(step, switch, PREPARED, tokens=4)
     assert (found.path, found.reason) == (path, reason)
+
+
+def test_no_verification_is_specialised_where_none_was_prepared() -> None:
+    assert plan(uniform(2, 4), ON, PREPARED).reason == "draft verification"
 
 
 def test_nothing_is_specialised_before_batches_are_prepared() -> None:
@@ -68,6 +82,11 @@ def test_every_fallback_is_in_the_docstring() -> None:
 
 def test_a_one_token_prompt_counts_as_prefill_tokens() -> None:
     assert StepFacts(requests=3, tokens=3, decode_rows=2, verify_rows=0).prefill_tokens == 1
+
+
+def test_a_uniform_verification_prefills_nothing() -> None:
+    assert uniform(3, 4).prefill_tokens == 0 and uniform(3, 4).prefill_rows == 0
+    assert facts(2, verify=1).prefill_tokens == 3
 
 
 def test_ranges() -> None:
