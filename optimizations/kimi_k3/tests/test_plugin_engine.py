@@ -147,7 +147,13 @@ def scenarios(nano: Path) -> dict[str, dict[str, Any]]:
         ),
         ("broken", broken, {}, []),
         # Last: after an engine with drafts, this one cannot start another in its process.
-        ("drafts", loops, ON | DRAFTS, [batch(REPEATS, 24), batch(REPEATS, 24, every=2)]),
+        # A request alone verifies a uniform step each time it has drafts.
+        (
+            "drafts",
+            loops,
+            ON | DRAFTS,
+            [batch(REPEATS, 24), batch(REPEATS, 24, every=2), batch(REPEATS[:1], 24)],
+        ),
     ]
     return {
         name: {"name": name, "engine": {"model": str(model)} | engine, "batches": batches}
@@ -255,7 +261,12 @@ def test_drafts_are_verified_exactly_between_specialised_steps(check: Any) -> No
     accepted = metrics["spec_decode_num_accepted_tokens"]
     assert 0 < accepted < metrics["spec_decode_num_draft_tokens"]
     assert counters(found)["reason:draft verification"] > 0
-    assert counters(found)["path:specialised"] > 0
+    assert counters(found)["reason:uniform draft verification"] > 4
+    assert counters(found)["reason:pure decode"] > 0
+    for entry in found["evidence"][0]["log"]:
+        if entry["reason"] == "uniform draft verification":
+            assert entry["path"] == "specialised" and entry["prefill_tokens"] == 0
+            assert entry["tokens"] in {entry["requests"] * q for q in (2, 3, 4)}
 
 
 def test_logged_writes_are_the_rows_of_the_step(results: dict[str, Any]) -> None:
