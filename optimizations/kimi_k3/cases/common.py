@@ -44,6 +44,8 @@ LEAST_ROWS = 16
 of 128 numbers is too uncertain to be compared with another."""
 
 NAN = float("nan")
+PROBES = 4
+_OPEN: dict[Recipe, Kernel] = {}
 ACTIVATIONS = ("hidden", "prefix", "delta")
 PAD = "pad."
 """Before the name of an input: the rows a step has beside its requests."""
@@ -213,14 +215,29 @@ def constants() -> Constants:
     return Constants.of(DIMS, 1)
 
 
-@lru_cache(maxsize=64)
-def _kernel(recipe: Recipe) -> Kernel:
-    return compiler.load([recipe])[0]
+def load(recipes: Sequence[Recipe]) -> list[Kernel]:
+    """As `compiler.load`, opening each package once per process: compiles side by side what the
+    cache folder lacks."""
+    missing = [one for one in recipes if one not in _OPEN]
+    _OPEN.update(zip(missing, compiler.load(missing), strict=True))
+    return [_OPEN[one] for one in recipes]
 
 
 def call(unit: str, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Run a compiled unit: the package the executor loads for these arguments."""
-    return _kernel(Recipe.of(unit, constants(), tensors))(list(tensors))
+    (kernel,) = load([Recipe.of(unit, constants(), tensors)])
+    return kernel(list(tensors))
+
+
+def probed(state: Tensor) -> Tensor:
+    """States [..., V, K] seen through `PROBES` fixed directions of their keys: [..., V, PROBES].
+
+    A fault that none of them shows has measure zero, and states of long verifications stay small
+    enough to be compared with every planted fault.
+    """
+    random = torch.Generator().manual_seed(DIMS.kda_head_dim)
+    directions = torch.randn(state.shape[-1], PROBES, generator=random, dtype=torch.float64)
+    return (state.double() @ directions).to(state.dtype)
 
 
 def paged(state: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class KdaCase(Judged):
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
         "y": ("row", "token", "column"),
         "conv": ("row", "token", "channel"),
-        "state": ("row", "token and head", "value", "key"),
+        "state": ("row", "token and head", "value", "direction of keys"),
         "untouched": ("slot", "element"),
     }
     input_rows = dict.fromkeys(_PER_REQUEST, 0)
@@ -197,6 +197,6 @@ def _outputs(ys: list[Tensor], inputs: Tensors) -> Tensors:
     return {
         "y": torch.cat(ys),
         "conv": conv[at].flatten(2),
-        "state": recurrent[at].flatten(1, 2),
+        "state": common.probed(recurrent[at]).flatten(1, 2),
         "untouched": torch.cat(others, dim=1),
     }

@@ -21,6 +21,9 @@ from kimi_k3.reference.weights import Scope, Weights
 
 _SITE = ("mlp_res", "post_attention_layernorm")
 _PER_REQUEST = ("prefix", "bank", "delta")
+MARGIN = 1e-5
+"""Least gap between the last chosen and the first unchosen expert. FP32 noise is about 1e-7, and
+another expert would be as right."""
 
 
 class _MlpCase(Judged):
@@ -127,6 +130,10 @@ class MoeCase(_MlpCase):
     def inputs(self, regime: Regime, seed: int) -> Tensors:
         """Degenerate routers: 1 ties, 2 NaN in the first request."""
         made = super().inputs(regime, seed)
+        random = torch.Generator().manual_seed(seed)
+        while (close := self._close_calls(made)).any():
+            new = torch.randn(int(close.sum()), DIMS.hidden, generator=random)
+            made["delta"][close] = new
         if regime["router"] == 1:
             for name in ("gate.weight", "gate.e_score_correction_bias"):
                 weight = made[f"{self.module}.{name}"]
@@ -134,6 +141,15 @@ class MoeCase(_MlpCase):
         elif regime["router"] == 2:
             made["delta"][0] = common.NAN
         return made
+
+    def _close_calls(self, inputs: Tensors) -> Tensor:
+        """bool [R, q]: tokens whose last chosen expert rounding could exchange for another."""
+        exact = common.doubled(inputs)
+        prefix = exact["delta"] + (0.0 if exact["restart"] else exact["prefix"])
+        logits = common.site(exact, prefix, *_SITE) @ exact[f"{self.module}.gate.weight"].t()
+        keys = torch.sigmoid(logits) + exact[f"{self.module}.gate.e_score_correction_bias"]
+        best = keys.sort(dim=-1, descending=True).values
+        return best[..., DIMS.top_k - 1] - best[..., DIMS.top_k] < MARGIN
 
     def faults(self, regime: Regime) -> list[str]:
         """Where all experts tie, the router's precision does not show."""

@@ -82,7 +82,7 @@ class StepCase(Judged):
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
         "y": ("row", "token", "column"),
         "conv": ("layer", "row", "token and channel"),
-        "state": ("layer", "row", "token, head and value"),
+        "state": ("layer", "row", "token, head, value and direction of keys"),
         "cache": ("layer", "row", "token and element"),
         "untouched": ("element",),
     }
@@ -124,6 +124,11 @@ class StepCase(Judged):
                 state[live] = torch.randn(count, *shape, generator=random)
                 made[f"{name}.{layer}"] = state
         weights = {n: t for n, t in common.weights(seed).items() if n not in _UNUSED}
+        for name, bias in weights.items():
+            if name.endswith("e_score_correction_bias"):
+                # Far apart: which experts a token has is not for rounding to decide, five layers
+                # deep. Whether they are the right ones of all is for `moe` to say.
+                weights[name] = torch.randperm(len(bias), generator=random).to(bias.dtype)
         scalars = {name: torch.tensor(regime[name]) for name in ("batch", "tokens", "padding")}
         hidden = torch.randn(count, tokens, DIMS.hidden, generator=random)
         at = {"slots": torch.stack(slots, dim=1), "accepted": accepted}
@@ -151,7 +156,7 @@ class StepCase(Judged):
         for layer in DIMS.mla_layers:
             caches[layer] = held[f"cache.{layer}"]
         executor.bind(caches)
-        executor.prepare()
+        executor.prepare(common.load)
         executor.poison()
         ys = []
         for part in common.batches(inputs, *_PER_REQUEST):
@@ -191,9 +196,6 @@ def _outputs(ys: list[Tensor], inputs: Tensors) -> Tensors:
     slots, at = inputs["slots"].transpose(0, 1), inputs["mapping"]
     pools = [(inputs[f"conv.{n}"], inputs[f"recurrent.{n}"]) for n in DIMS.kda_layers]
     caches = [inputs[name].flatten(0, 1) for name in _CACHES]
-    # States are looked at through one vector: a fault that leaves it alone has measure zero, and
-    # the outputs of long verifications stay small enough to compare with every control.
-    probe = torch.linspace(-1, 1, DIMS.kda_head_dim, dtype=caches[0].dtype)
     untouched = [
         common.without(one, own.flatten())
         for held, own in zip(pools, slots, strict=True)
@@ -204,7 +206,7 @@ def _outputs(ys: list[Tensor], inputs: Tensors) -> Tensors:
     return {
         "y": torch.cat(ys),
         "conv": torch.stack([conv[own].flatten(1) for (conv, _), own in layers]),
-        "state": torch.stack([(state @ probe)[own].flatten(1) for (_, state), own in layers]),
+        "state": torch.stack([common.probed(state[own]).flatten(1) for (_, state), own in layers]),
         "cache": torch.stack([one[at].flatten(1) for one in caches]),
         "untouched": torch.cat([one.flatten() for one in untouched]).float(),
     }

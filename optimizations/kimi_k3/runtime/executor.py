@@ -114,11 +114,12 @@ class Executor:
         self._caches = bound
         self._kernels = {}
 
-    def prepare(self) -> None:
+    def prepare(self, load: Callable[[list[Recipe]], list[Kernel]] = compiler.load) -> None:
         """Load every unit, compiling what the cache folder lacks; called before the first step.
 
         What a step calls is found by making one of nothing but padding, with units not compiled.
-        Raises RuntimeError before `bind`, and `compiler.CompileError` as `compiler.load` does.
+        `load`: where units come from, for callers that make many executors. Raises RuntimeError
+        before `bind`, and `compiler.CompileError` as `compiler.load` does.
         """
         if not self._caches:
             raise RuntimeError("bind caches before preparing")
@@ -132,7 +133,7 @@ class Executor:
         for tokens in {1, self.tokens}:
             self._step(record, _Alone(self._collective.size), self._padding(tokens))
         distinct = list(dict.fromkeys(recipes.values()))
-        kernels = dict(zip(distinct, compiler.load(distinct), strict=True))
+        kernels = dict(zip(distinct, load(distinct), strict=True))
         self._kernels = {key: kernels[recipe] for key, recipe in recipes.items()}
 
     def _padding(self, tokens: int) -> Rows:
