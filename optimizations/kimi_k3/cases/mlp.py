@@ -30,6 +30,7 @@ class _MlpCase(Judged):
     """Prefix takes the attention's output, mix site, MLP, prefix takes the MLP's output."""
 
     outputs = {"y": ("row", "token", "column")}  # noqa: RUF012 - part of the protocol
+    in_place = ("prefix",)
     input_rows = dict.fromkeys(_PER_REQUEST, 0)
     output_rows = {"y": 0}  # noqa: RUF012
     layer: int
