@@ -108,8 +108,8 @@ KIMI_K3 = {
     "support": "dims presets config runtime",
     "model": "dims presets config support layers backend specialised runtime reference.weights",
     "plugin": "dims presets config support model layers backend runtime",
-    "cases": "dims presets checkpoint cases kernels reference runtime.collective runtime.executor "
-    "runtime.step",
+    "cases": "dims presets checkpoint cases kernels reference runtime.attention "
+    "runtime.collective runtime.executor runtime.step",
     "training": "dims presets tokenizer checkpoint reference training",
 }
 KIMI_K3_OUTSIDE = {

@@ -261,7 +261,7 @@ def test_drafts_are_verified_exactly_between_specialised_steps(check: Any) -> No
     accepted = metrics["spec_decode_num_accepted_tokens"]
     assert 0 < accepted < metrics["spec_decode_num_draft_tokens"]
     assert counters(found)["reason:draft verification"] > 0
-    assert counters(found)["reason:uniform draft verification"] > 4
+    assert counters(found)["reason:uniform draft verification"] > 0
     assert counters(found)["reason:pure decode"] > 0
     for entry in found["evidence"][0]["log"]:
         if entry["reason"] == "uniform draft verification":
