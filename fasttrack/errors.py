@@ -169,6 +169,12 @@ EXPLANATIONS: dict[str, Explanation] = {
         "A signing key or the ssh-keygen program is missing or unusable.",
         "Pass --key FILE, or load the key into an SSH agent.",
     ),
+    "ENV-007": Explanation(
+        "The audit of compiled kernels needs a Python with CuTe DSL, or NVIDIA's nvdisasm, and one "
+        "of them is missing. Neither needs a GPU.",
+        "`make cute` sets both up where there is a Python 3.12; FASTTRACK_CUTE_PYTHON and "
+        "FASTTRACK_NVDISASM name them elsewhere.",
+    ),
     "ENG-001": Explanation(
         "The engine could not be started.",
         "Its message is quoted and its log is named; -v prints the child's traceback.",

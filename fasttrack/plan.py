@@ -139,6 +139,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
         add("kernels", op, cost if engine == "vllm" else 1.0,
             op=op, seeds=amounts.seeds, repeats=amounts.repeats,
             few_repeats=amounts.few_repeats)  # fmt: skip
+    add("kernels", "compiled", 60.0 if claim.plugin.compiled_kernels else 0.1, check="compiled")
     for arm in ("base", "candidate"):
         add("features", arm, 4 * boot + 1000 * step, arm=arm)
     for arm in ("base", "candidate"):

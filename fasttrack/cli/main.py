@@ -9,6 +9,7 @@ import typer
 
 from fasttrack import __version__
 from fasttrack.cli import common
+from fasttrack.cli.audit import audit
 from fasttrack.cli.challenge import challenge
 from fasttrack.cli.diff import diff
 from fasttrack.cli.doctor import doctor
@@ -56,6 +57,7 @@ COMMANDS = (
     init,
     plan,
     validate,
+    audit,
     report,
     sign,
     verify,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasttrack.rules import features, isolation, numerics, path, quality, speed
+from fasttrack.rules import features, hoist, isolation, numerics, path, quality, speed
 from fasttrack.rules.base import Case, Rule, missing
 from fasttrack.schema import Claim, Outcome, Policy, Record, RunInfo, State, Tier, Verdict
 from fasttrack.schema.record import STAGES
@@ -17,6 +17,7 @@ from fasttrack.schema.verdict import BAD, GOOD
 RULES: tuple[Rule, ...] = (
     *isolation.RULES,
     *numerics.RULES,
+    *hoist.RULES,
     *path.RULES,
     *features.RULES,
     *quality.RULES,

@@ -116,6 +116,9 @@ class Plugin(Frozen):
     cases: str | None = None
     """``module:function`` of the kernel cases, used when the distribution is not installed; it is
     imported with the optimization's folder on the path."""
+    compiled_kernels: str | None = None
+    """``module:function`` that lists the kernels the optimization compiles, for the audit of their
+    machine code; found as `cases` is, and imported by a Python that has the compiler."""
     worker_extension: str | None = None
     """Dotted class with a method `fasttrack_evidence(clear)`, mixed into the engine's worker."""
 

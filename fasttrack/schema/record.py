@@ -184,6 +184,60 @@ class ConductRecord(Frozen):
     """Numbers of the device's own, where it has any."""
 
 
+class EarlyAccess(Frozen):
+    """Accesses to global memory that some path makes before the grid-dependency wait.
+
+    One entry per kind of access and set of parameters.
+    """
+
+    access: Literal["load", "store", "atomic", "unknown"]
+    parameters: Sequence[int]
+    """Kernel parameters that the addresses derive from, by position; those that hold a pointer."""
+    unresolved: str = ""
+    """Why the origin of the addresses cannot be told; empty where it can."""
+    offsets: Sequence[int]
+    """Of the instructions in the kernel's code, in bytes."""
+    first: str
+    """Text of the first of them."""
+
+
+class CompiledRecord(Frozen):
+    """What the disassembly of one compiled kernel says; `control` names a planted one."""
+
+    kind: Literal["compiled"] = "compiled"
+    cell: str
+    kernel: str = ""
+    arch: str = ""
+    status: Literal["ok", "none", "undeclared", "raised", "unreadable", "unavailable"]
+    """`none`: the optimization compiles no kernels; `undeclared`: its sources look as if it did;
+    `raised`: it did not compile; `unreadable`: the disassembly cannot be followed; `unavailable`:
+    no compiler or disassembler here."""
+    control: str | None = None
+    dependent: bool = True
+    """Whether it is launched before the kernel ahead of it has ended."""
+    function: str = ""
+    functions: Sequence[str] = ()
+    """All entry functions of the cubin."""
+    cubin_sha256: str = ""
+    tool: str = ""
+    """Compiler and disassembler, with versions."""
+    parameters: Sequence[str] = ()
+    """Names of the kernel's parameters, in order."""
+    static: Sequence[int] = ()
+    """Parameters whose memory nothing writes during a step, as declared."""
+    own: Sequence[int] = ()
+    """Parameters whose memory no other kernel of the step touches, as declared."""
+    instructions: int = 0
+    waits: Sequence[int] = ()
+    """Offsets of the waits that paths from the entry meet first."""
+    guarded_waits: Sequence[int] = ()
+    """Offsets of waits under a predicate: they do not count."""
+    launches: Sequence[int] = ()
+    """Offsets of launch_dependents ahead of the wait: for information."""
+    early: Sequence[EarlyAccess] = ()
+    message: str = ""
+
+
 class FeatureRecord(Frozen):
     """One preserved feature in one arm; `control` is stock against stock."""
 
@@ -287,6 +341,7 @@ Record = Annotated[
     | PathRecord
     | KernelRecord
     | ConductRecord
+    | CompiledRecord
     | FeatureRecord
     | IsolationRecord
     | ItemRecord

@@ -272,6 +272,44 @@ REASONS: dict[str, Explanation] = {
         "Use a higher tier, or let the case compute more rows per cell.",
     ),
     "NUM-SEEDS": Explanation("Fewer seeds than policy asks for.", "Use a higher tier."),
+    "HOIST-EARLY-LOAD": Explanation(
+        "On some path a compiled kernel reads memory that the step writes before it has waited for "
+        "the kernel ahead: it may see the previous step's data. The compiler may have moved it.",
+        "The detail gives the instruction and the kernel parameter. Load behind the wait, without "
+        "`.nc` or a side-effect-free asm; declare a weight as static. See docs/audit.md.",
+    ),
+    "HOIST-EARLY-STORE": Explanation(
+        "On some path a compiled kernel writes memory before the wait, while the kernel ahead may "
+        "still read it.",
+        "Store behind the wait, or declare memory of the kernel's own as own.",
+    ),
+    "HOIST-NO-WAIT": Explanation(
+        "A kernel that is launched before the one ahead has ended never waits. Whoever waits for "
+        "it then does not wait for what came before.",
+        "Wait in every kernel of the chain, or launch it in stream order.",
+    ),
+    "HOIST-UNREADABLE": Explanation(
+        "The machine code could not be followed, so nothing says that it is in order: an address "
+        "that derives from no kernel parameter, an indirect branch, a kernel that did not compile.",
+        "The detail says what. Pass pointers as kernel parameters; name every kernel of a cubin.",
+    ),
+    "HOIST-UNDECLARED": Explanation(
+        "The optimization's sources launch or compile kernels of this kind and its claim names "
+        "none for the audit.",
+        "List them in a function and name it under [plugin] compiled_kernels.",
+    ),
+    "HOIST-TOOLS": Explanation(
+        "The compiler or the disassembler is missing here, so no kernel was audited.",
+        "`make cute`, or name a Python with CuTe DSL in FASTTRACK_CUTE_PYTHON; then run again.",
+    ),
+    "HOIST-INSENSITIVE": Explanation(
+        "A planted kernel was not judged as it must be with this compiler and disassembler, so "
+        "their word on the other kernels proves nothing.",
+        "The detail names the plant. Use the locked versions of both.",
+    ),
+    "HOIST-NONE": Explanation(
+        "Not applicable: the optimization compiles no kernels of its own.", "Nothing to do."
+    ),
     "PATH-NONE": Explanation(
         "No specialised step was seen where the claim says there should be some.",
         "Read the reasons in the path log: a fallback condition held.",

@@ -20,7 +20,18 @@ from fasttrack import plan, rules
 from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError
-from fasttrack.schema import STAGES, Claim, Outcome, Policy, Record, RunInfo, State, Tier, Verdict
+from fasttrack.schema import (
+    STAGES,
+    Claim,
+    CompiledRecord,
+    Outcome,
+    Policy,
+    Record,
+    RunInfo,
+    State,
+    Tier,
+    Verdict,
+)
 from fasttrack.schema.verdict import GOOD
 from fasttrack.selftest.catalogue import Plant
 from fasttrack.stages import RUNNERS
@@ -29,6 +40,8 @@ if TYPE_CHECKING:
     from fasttrack.correctness.worker import Worker
 
 TARGET = "zoo"
+NOT_COMPILED = CompiledRecord(cell="compiled", status="none")
+"""The kernels stage's word on a plant, which has no compiled kernels."""
 Judged = tuple[tuple[Verdict, ...], State]
 
 
@@ -97,11 +110,11 @@ class Zoo(AbstractContextManager["Zoo"]):
         setting = self._setting(plant, claim, self._folder)
         spec = {"op": plant.name, "seeds": plant.seeds, "repeats": plant.repeats}
         if plant.alone:
-            return _decide(claim, ["kernels"], kernels.run(setting, spec))
+            return _decide(claim, ["kernels"], [*kernels.run(setting, spec), NOT_COMPILED])
         for role in ("referee", "candidate"):
             self._workers.setdefault(role, worker.Worker(setting, role))
         records = kernels.measure(setting, spec, **self._workers)
-        return _decide(claim, ["kernels"], records)
+        return _decide(claim, ["kernels"], [*records, NOT_COMPILED])
 
     def _stage(self, plant: Plant) -> Judged:
         folder = self._folder / plant.group / plant.name / "optimization"

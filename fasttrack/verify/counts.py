@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
 from fasttrack.schema import (
+    CompiledRecord,
     ConductRecord,
     FeatureRecord,
     ItemRecord,
@@ -72,6 +73,7 @@ def _repeats(facts: Facts) -> Iterator[Contradiction]:
             for r in facts.of(KernelRecord)
         ),
         *((("conduct", r.cell), r) for r in facts.of(ConductRecord)),
+        *((("compiled", r.cell, r.control or ""), r) for r in facts.of(CompiledRecord)),
         *((("feature", r.feature, r.arm), r) for r in facts.of(FeatureRecord)),
     ]
     seen: set[tuple[str, ...]] = set()

@@ -20,6 +20,7 @@ from fasttrack.errors import VerificationFailed
 from fasttrack.report import markdown
 from fasttrack.report.build import build
 from fasttrack.schema import (
+    CompiledRecord,
     ConductRecord,
     FeatureRecord,
     IsolationRecord,
@@ -44,6 +45,7 @@ _STAGE_OF_KIND: dict[type[Any], str] = {
     IsolationRecord: "isolation",
     KernelRecord: "kernels",
     ConductRecord: "kernels",
+    CompiledRecord: "kernels",
     FeatureRecord: "features",
     ItemRecord: "evals",
     SampleRecord: "perf",

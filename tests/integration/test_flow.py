@@ -79,10 +79,10 @@ def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:
     with open_bundle(bundle) as opened:
         rules = {v.rule for v in opened.verdicts}
         kinds = {type(record).__name__ for record in opened.records()}
-    assert rules == {"isolation", "numerics", "path", "features", "quality", "speed"}
+    assert rules == {"isolation", "numerics", "hoist", "path", "features", "quality", "speed"}
     assert kinds == {
-        "IsolationRecord", "KernelRecord", "FeatureRecord", "ItemRecord", "SampleRecord",
-        "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
+        "IsolationRecord", "KernelRecord", "CompiledRecord", "FeatureRecord", "ItemRecord",
+        "SampleRecord", "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
     }  # fmt: skip
 
 
@@ -99,9 +99,9 @@ def test_the_path_evidence_is_there(home: Path, validated: Ran) -> None:
 
 
 def test_progress_is_told_in_plain_lines(validated: Ran) -> None:
-    assert "16 units of work; about" in validated.err
-    assert "[1/16] isolation: scope" in validated.err
-    assert "[16/16] perf: block1" in validated.err
+    assert "17 units of work; about" in validated.err
+    assert "[1/17] isolation: scope" in validated.err
+    assert "[17/17] perf: block1" in validated.err
     assert "s left" in validated.err
     assert "Not tested by this run" in validated.err
     assert "verify: fasttrack verify submissions/demo-fake-" in validated.err

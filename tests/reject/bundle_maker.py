@@ -39,6 +39,7 @@ from fasttrack.schema import (
     Arm,
     Check,
     Claim,
+    CompiledRecord,
     ConductRecord,
     EngineStep,
     ErrorStats,
@@ -324,6 +325,8 @@ def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Recor
             continue
         if unit.stage == "isolation":
             records = isolation_records(unit.spec["check"])
+        elif unit.spec.get("check") == "compiled":
+            records = [CompiledRecord(cell="compiled", status="none")]
         elif unit.stage == "kernels":
             records = kernel_records(info.tier, info.seed)
         elif unit.stage == "features":

@@ -20,8 +20,10 @@ def made(claim: Claim | None = None, tier: Tier = Tier.SMOKE, seed: int = 0) -> 
 
 def test_units_of_every_stage() -> None:
     counted = Counter(unit.stage for unit in made().units)
-    assert counted == {"isolation": 3, "kernels": 1, "features": 2, "evals": 2, "perf": 8}
-    assert {unit.spec["op"] for unit in made().stage("kernels")} == {"mix"}
+    assert counted == {"isolation": 3, "kernels": 2, "features": 2, "evals": 2, "perf": 8}
+    op, audit = made().stage("kernels")
+    assert op.spec["op"] == "mix"
+    assert audit.spec == {"check": "compiled"}
     assert [unit.spec["arm"] for unit in made().stage("features")] == ["base", "candidate"]
     assert [unit.stage for unit in made().units] == sorted(
         (unit.stage for unit in made().units), key=STAGES.index

@@ -14,13 +14,16 @@ from typing import Any
 from fasttrack import rules
 from fasttrack.plan import orders
 from fasttrack.rules.base import Case
+from fasttrack.rules.hoist import CONTROLS as PLANTED_KERNELS
 from fasttrack.schema import (
     STAGES,
     Arm,
     Cell,
     Check,
     Claim,
+    CompiledRecord,
     ConductRecord,
+    EarlyAccess,
     EngineStep,
     ErrorStats,
     FeatureRecord,
@@ -270,6 +273,61 @@ def absent_kernel(op: str) -> list[Record]:
     ]  # fmt: skip
 
 
+def compiled(*records: Record, plants: Sequence[Record] | None = None) -> list[Record]:
+    """The audit of compiled code: its planted kernels, and `records`."""
+    return [*(planted_kernels() if plants is None else plants), *records]
+
+
+def not_compiled() -> Record:
+    """What an optimization without kernels of its own leaves."""
+    return CompiledRecord(cell="compiled", status="none")
+
+
+def compiled_kernel(kernel: str = "fuse", control: str | None = None, **changes: Any) -> Record:
+    """A kernel of x, w, y that reads its weight `w` at 0x40, waits at 0x80 and goes on."""
+    return CompiledRecord(
+        **{
+            "cell": f"compiled/{kernel}/sm_90a",
+            "kernel": kernel,
+            "arch": "sm_90a",
+            "status": "ok",
+            "control": control,
+            "function": f"{kernel}_0",
+            "functions": (f"{kernel}_0",),
+            "cubin_sha256": hashlib.sha256(kernel.encode()).hexdigest(),
+            "parameters": ("x", "w", "y"),
+            "static": (1,),
+            "instructions": 32,
+            "waits": (0x80,),
+            "early": (early_access(),),
+        }
+        | changes
+    )
+
+
+def early_access(access: Any = "load", parameters: Sequence[int] = (1,), why: str = "") -> Any:
+    """One access before the wait."""
+    return EarlyAccess(
+        access=access, parameters=parameters, unresolved=why, offsets=(0x40, 0x50),
+        first="LDG.E R2, desc[UR4][R2.64]",
+    )  # fmt: skip
+
+
+def planted_kernels() -> list[Record]:
+    """Every control of the audit, judged as it must be."""
+    found = {
+        "OK": {},
+        "HOIST-EARLY-LOAD": {"early": (early_access(parameters=(0,)),)},
+        "HOIST-EARLY-STORE": {"early": (early_access("store", (2,)),)},
+        "HOIST-UNREADABLE": {"early": (early_access(parameters=(), why="no kernel parameter"),)},
+        "HOIST-NO-WAIT": {"waits": ()},
+    }
+    return [
+        compiled_kernel(control, control, **found[reason])
+        for control, reason in PLANTED_KERNELS.items()
+    ]
+
+
 def feature(
     name: str,
     arm: Arm,
@@ -502,7 +560,8 @@ def perf(
 
 
 def honest_run(**parts: Sequence[Record]) -> list[Record]:
-    """A run that passes every rule; a stage's records may be given instead."""
+    """A run that passes every rule; a stage's records may be given instead, or `compiled`, the
+    audit's part of the stage kernels."""
     stages: dict[str, Sequence[Record]] = {
         "isolation": isolation(),
         "kernels": kernels(),
@@ -510,7 +569,10 @@ def honest_run(**parts: Sequence[Record]) -> list[Record]:
         "evals": evals(),
         "perf": perf(),
     }
-    return [record for stage in STAGES for record in (stages | parts)[stage]]
+    audited = parts.pop("compiled", [not_compiled()])
+    stages |= parts
+    stages["kernels"] = [*stages["kernels"], *audited]
+    return [record for stage in STAGES for record in stages[stage]]
 
 
 def changed(records: Iterable[Record], kind: type, where: Any = None, **changes: Any) -> list[Any]:

@@ -155,6 +155,35 @@ CASES = (
         "speculation",
         State.UNSUPPORTED,
     ),
+    Honest("no_compiled_kernels", zoo.honest_run(), "compiled", State.UNSUPPORTED),
+    Honest(
+        "weight_before_the_wait",
+        zoo.honest_run(compiled=zoo.compiled(zoo.compiled_kernel())),
+        "compiled/fuse/sm_90a",
+        State.PASS,
+    ),
+    Honest(
+        "mailbox_of_its_own_before_the_wait",
+        zoo.honest_run(
+            compiled=zoo.compiled(
+                zoo.compiled_kernel(own=(2,), early=(zoo.early_access("atomic", (2,)),))
+            )
+        ),
+        "compiled/fuse/sm_90a",
+        State.PASS,
+    ),
+    Honest(
+        "launched_in_stream_order",
+        zoo.honest_run(
+            compiled=zoo.compiled(
+                zoo.compiled_kernel(
+                    dependent=False, waits=(), early=(zoo.early_access(parameters=(0,)),)
+                )
+            )
+        ),
+        "compiled/fuse/sm_90a",
+        State.PASS,
+    ),
     Honest("one_session_lost", zoo.honest_run(perf=lost_session()), "sentence", State.PASS),
     Honest(
         "machine_drifts", zoo.honest_run(perf=zoo.perf(1.5, drift=0.01)), "sentence", State.PASS

@@ -1,0 +1,104 @@
+"""Child of the audit: imports an optimization's list of kernels and compiles it for one arch.
+
+Runs under a Python that has the compiler and perhaps nothing else, so it needs only the standard
+library and `declare`. Reads a request from the file named on its command line and leaves cubins and
+`answer.json` beside it; what goes wrong with one kernel is told there and does not stop the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
+from pathlib import Path
+from typing import Any
+
+from fasttrack.audit.declare import GROUP, CompiledKernel
+
+MAX_MESSAGE = 2000
+NVDISASM = "nvidia-cuda-nvdisasm"
+
+
+def main(request_path: str) -> None:
+    """Answer one request."""
+    path = Path(request_path)
+    request = json.loads(path.read_text())
+    answer: dict[str, Any] = {"tool": tool(), "nvdisasm": nvdisasm(), "kernels": []}
+    try:
+        kernels = declared(request)
+    except BaseException as error:
+        answer["error"] = told(error)
+    else:
+        for kernel in kernels:
+            answer["kernels"].append(compiled(kernel, request, path.parent, len(answer["kernels"])))
+    (path.parent / "answer.json").write_text(json.dumps(answer))
+
+
+def declared(request: dict[str, Any]) -> list[CompiledKernel]:
+    """The kernels of one distribution, or of ``module:function`` with `folder` on the path."""
+    factories = [
+        point.load()
+        for point in entry_points(group=GROUP)
+        if point.dist is not None and point.dist.name == request["distribution"]
+    ]
+    if not factories and request["fallback"]:
+        sys.path.insert(0, request["folder"])
+        module, _, name = request["fallback"].partition(":")
+        factories = [getattr(import_module(module), name)]
+    kernels = [kernel for factory in factories for kernel in factory()]
+    for kernel in kernels:
+        if not isinstance(kernel, CompiledKernel):
+            raise TypeError(f"{GROUP} gave a {type(kernel).__name__}, not a CompiledKernel")
+    return kernels
+
+
+def compiled(kernel: CompiledKernel, request: dict[str, Any], out: Path, at: int) -> dict[str, Any]:
+    """A kernel's declaration, with the file of its cubin or an error; neither for another arch."""
+    described: dict[str, Any] = {
+        "name": kernel.name,
+        "archs": list(kernel.archs),
+        "parameters": list(kernel.parameters),
+        "static": list(kernel.static),
+        "own": list(kernel.own),
+        "dependent": kernel.dependent,
+        "entry": kernel.entry,
+    }
+    if request["arch"] not in kernel.archs or request["list_only"]:
+        return described
+    try:
+        cubin = kernel.compile(request["arch"])
+        if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
+            raise TypeError(f"compile gave no cubin but {type(cubin).__name__}")
+        (out / f"{at}.cubin").write_bytes(cubin)
+        described["cubin"] = f"{at}.cubin"
+    except BaseException as error:
+        described["error"] = told(error)
+    return described
+
+
+def tool() -> str:
+    """Compiler and version, e.g. ``nvidia-cutlass-dsl 4.8.1``."""
+    try:
+        return f"nvidia-cutlass-dsl {version('nvidia-cutlass-dsl')}"
+    except PackageNotFoundError:
+        return ""
+
+
+def nvdisasm() -> str:
+    """Path of the disassembler installed beside the compiler; empty where there is none."""
+    try:
+        files: Sequence[Any] = distribution(NVDISASM).files or ()
+    except PackageNotFoundError:
+        return ""
+    return next((str(f.locate()) for f in files if f.name in ("nvdisasm", "nvdisasm.exe")), "")
+
+
+def told(error: BaseException) -> str:
+    """An error in one bounded line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_MESSAGE]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,201 @@
+"""The programs of the audit: a Python with the kernel compiler, and NVIDIA's disassembler.
+
+Owns finding and running them. Both are data centre tools that need no GPU; where one is missing the
+caller gets `EnvironmentUnmet` ENV-007 with the command that installs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fasttrack
+from fasttrack.audit import _compile_child
+from fasttrack.errors import EnvironmentUnmet, RunError
+
+PYTHON = "FASTTRACK_CUTE_PYTHON"
+"""Environment variable: the Python that has the compiler."""
+NVDISASM = "FASTTRACK_NVDISASM"
+"""Environment variable: the disassembler."""
+INSTALL = "make cute, or pip install 'fasttrack[audit]' in a Python 3.12 that {} names"
+DISASSEMBLE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Built:
+    """One kernel as declared, with its cubin or the reason why there is none."""
+
+    name: str
+    arch: str
+    parameters: tuple[str, ...]
+    static: tuple[str, ...]
+    own: tuple[str, ...]
+    dependent: bool
+    entry: str
+    cubin: bytes = b""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an optimization lists its kernels."""
+
+    distribution: str
+    fallback: str | None
+    folder: Path
+
+
+OWN_PLANTS = Source("", "fasttrack.audit.plants:compiled_kernels", Path())
+
+
+@dataclass
+class Toolchain:
+    """A compiler's Python and a disassembler, found when they are first needed."""
+
+    python: str = field(default_factory=lambda: os.environ.get(PYTHON) or sys.executable)
+    nvdisasm: str = field(default_factory=lambda: os.environ.get(NVDISASM, ""))
+    timeout_s: float = 900.0
+    tool: str = ""
+    """Versions of both, once they are known."""
+    _known: bool = False
+    _listings: dict[bytes, str] = field(default_factory=dict)
+
+    def archs(self, source: Source) -> tuple[str, ...]:
+        """Everything the kernels of `source` are compiled for, sorted."""
+        answer = self._ask(source, arch="", list_only=True)[0]
+        return tuple(sorted({arch for kernel in answer["kernels"] for arch in kernel["archs"]}))
+
+    def build(self, source: Source, arch: str) -> tuple[Built, ...]:
+        """Compile what `source` declares for one architecture.
+
+        Raises `EnvironmentUnmet` ENV-007 without a compiler, `RunError` ENG-002 when the list
+        cannot be imported and ENG-003 or ENG-004 when the child died or hung.
+        """
+        answer, cubins = self._ask(source, arch=arch, list_only=False)
+        return tuple(
+            Built(
+                name=str(kernel["name"]),
+                arch=arch,
+                parameters=tuple(map(str, kernel["parameters"])),
+                static=tuple(map(str, kernel["static"])),
+                own=tuple(map(str, kernel["own"])),
+                dependent=bool(kernel["dependent"]),
+                entry=str(kernel["entry"]),
+                cubin=cubins.get(kernel.get("cubin", ""), b""),
+                error=str(kernel.get("error", "")),
+            )
+            for kernel in answer["kernels"]
+            if arch in kernel["archs"]
+        )
+
+    def disassemble(self, cubin: bytes) -> str:
+        """The listing of a cubin; raises `EnvironmentUnmet` ENV-007, `RunError` ENG-006.
+
+        Starting the disassembler takes longer than its work, so listings are kept.
+        """
+        if cubin in self._listings:
+            return self._listings[cubin]
+        program = self._disassembler()
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "kernel.cubin"
+            path.write_bytes(cubin)
+            done = _run([program, str(path)], DISASSEMBLE_S)
+        if done.returncode or not done.stdout:
+            raise RunError(
+                "ENG-006", f"nvdisasm refused the cubin: {done.stderr[-300:].strip()}",
+                next_step=f"{program} FILE.cubin",
+            )  # fmt: skip
+        self._listings[cubin] = done.stdout
+        return done.stdout
+
+    def _disassembler(self) -> str:
+        found = self.nvdisasm or _compile_child.nvdisasm() or shutil.which("nvdisasm")
+        if not found:
+            raise EnvironmentUnmet(
+                "ENV-007", "there is no nvdisasm here", next_step=INSTALL.format(PYTHON)
+            )
+        if not self._known:
+            version = _run([found, "--version"], DISASSEMBLE_S).stdout.split()
+            release = next((word for word in version if word.startswith("V")), "")
+            self.tool = ", ".join(filter(None, (self.tool, f"nvdisasm {release}")))
+            self.nvdisasm, self._known = found, True
+        return self.nvdisasm
+
+    def _ask(
+        self, source: Source, *, arch: str, list_only: bool
+    ) -> tuple[dict[str, Any], dict[str, bytes]]:
+        with tempfile.TemporaryDirectory() as scratch:
+            request = Path(scratch) / "request.json"
+            request.write_text(
+                json.dumps(
+                    {
+                        "distribution": source.distribution,
+                        "fallback": source.fallback,
+                        "folder": str(source.folder.resolve()),
+                        "arch": arch,
+                        "list_only": list_only,
+                    }
+                )
+            )
+            command = [self.python, "-m", "fasttrack.audit._compile_child", str(request)]
+            done = _run(command, self.timeout_s, _environment(arch, scratch))
+            try:
+                answer = json.loads((Path(scratch) / "answer.json").read_text())
+            except (OSError, ValueError):
+                raise RunError(
+                    "ENG-003",
+                    f"the compiling child ended with status {done.returncode} and no answer",
+                    detail=done.stderr[-2000:],
+                    next_step=f"run {self.python} -m fasttrack.audit._compile_child by hand",
+                ) from None
+            cubins = {path.name: path.read_bytes() for path in Path(scratch).glob("*.cubin")}
+        if not answer["tool"]:
+            raise EnvironmentUnmet(
+                "ENV-007", f"{self.python} has no CuTe DSL", next_step=INSTALL.format(PYTHON)
+            )
+        if "error" in answer:
+            raise RunError("ENG-002", f"list of compiled kernels: {answer['error']}")
+        self.tool = self.tool or str(answer["tool"])
+        if not self.nvdisasm and answer["nvdisasm"]:
+            self.nvdisasm = str(answer["nvdisasm"])
+        return answer, cubins
+
+
+def _environment(arch: str, scratch: str) -> Mapping[str, str]:
+    """What CuTe DSL is told: the architecture, and to keep the machine code."""
+    root = str(Path(fasttrack.__file__).parents[1])
+    search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    return {
+        **os.environ,
+        "PYTHONPATH": search,
+        "CUTE_DSL_KEEP_CUBIN": "1",
+        "CUTE_DSL_DUMP_DIR": scratch,
+        **({"CUTE_DSL_ARCH": arch} if arch else {}),
+    }
+
+
+def _run(
+    command: Iterable[str], timeout_s: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; raises `EnvironmentUnmet` ENV-007, `RunError` ENG-004."""
+    words = list(command)
+    try:
+        return subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=timeout_s,
+            stdin=subprocess.DEVNULL, env=env,
+        )  # fmt: skip
+    except OSError as error:
+        raise EnvironmentUnmet(
+            "ENV-007", f"cannot run {words[0]}: {error.strerror}",
+            next_step=INSTALL.format(PYTHON),
+        ) from error  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RunError("ENG-004", f"{words[0]} gave no answer in {timeout_s:.0f} s") from None
