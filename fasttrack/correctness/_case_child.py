@@ -12,7 +12,7 @@ named after the one before has returned, and all comparing and clocking is done 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from fasttrack.correctness import case as cases
 from fasttrack.correctness.buffers import Buffer, Form, Slots, unfit
 from fasttrack.correctness.case import KernelCase, Tensors
-from fasttrack.correctness.device import DEVICES, Device
+from fasttrack.correctness.device import Device, WithGraphs, device
 from fasttrack.correctness.jitter import Jitter
 from fasttrack.engine.serve import Coded, serve
 
@@ -47,8 +47,25 @@ class State:
         self.copies: tuple[list[dict[str, Any]], list[bytes]] = ([], [])
         self.jitter = Jitter()
 
+        self.guarded = False
+        self.recorded: Any = None
 
-_STATE = State(DEVICES["cpu"]())
+    def use(self, op: str) -> KernelCase:
+        """The case of an op, on the device it lives on."""
+        case = self.cases[op]
+        kind = cases.device(case)
+        if kind != self.device.kind:
+            self.device = device(kind)
+            self.slots = Slots(self.device)
+            if self.guarded:
+                self.device.limit_memory()
+        return case
+
+
+if torch.cuda.is_available():
+    # What it holds of torch must be torch's own: cases are imported later.
+    import_module("fasttrack.correctness.device_cuda")
+_STATE = State(device("cpu"))
 
 
 def load(distribution: str, fallback: str | None, folder: str, guarded: bool) -> dict[str, Any]:
@@ -73,9 +90,10 @@ def load(distribution: str, fallback: str | None, folder: str, guarded: bool) ->
         told = [_told(case) for case in _STATE.cases.values()]
     except BaseException as error:
         raise Coded("ENG-002", f"{type(error).__name__}: {error}") from error
+    _STATE.guarded = guarded
     if guarded:
         _STATE.device.limit_memory()
-    return {"cases": told, "peaks": list(_STATE.device.peaks())}
+    return {"cases": told}
 
 
 def _told(case: KernelCase) -> dict[str, Any]:
@@ -86,6 +104,9 @@ def _told(case: KernelCase) -> dict[str, Any]:
         "abilities": cases.offered(case),
         "in_place": cases.in_place(case),
         "nondeterministic": cases.nondeterministic(case),
+        "eager_only": cases.eager_only(case),
+        "device": cases.device(case),
+        "ranks": int(getattr(case, "ranks", 1)),
         **{name: dict(getattr(case, name, {})) for name in ("input_rows", "output_rows")},
     }
 
@@ -108,7 +129,7 @@ def ask(op: str, regime: dict[str, int]) -> dict[str, Any]:
 
 def inputs(op: str, regime: dict[str, int], seed: int) -> tuple[dict[str, Any], list[bytes]]:
     """Seeded inputs of one cell, held from now on."""
-    return _hold(_pack(_STATE.cases[op].inputs(regime, seed)))
+    return _hold(_pack(_STATE.use(op).inputs(regime, seed)))
 
 
 def vary(op: str, how: str, seed: int) -> tuple[dict[str, Any], list[bytes]]:
@@ -162,10 +183,13 @@ def run(op: str, what: str) -> tuple[dict[str, Any], list[bytes]]:
 # Candidate: a call
 
 
-def forget() -> dict[str, Any]:
-    """A new cell: give back its predecessors' buffers."""
+def forget(op: str) -> dict[str, Any]:
+    """A new cell: give back its predecessors' buffers. Tells what device it is on."""
+    _STATE.use(op)
     _STATE.slots.clear()
-    return {}
+    _STATE.recorded = None
+    graphs = isinstance(_STATE.device, WithGraphs)
+    return {"kind": _STATE.device.kind, "graphs": graphs, "peaks": list(_STATE.device.peaks())}
 
 
 def expect(arrays: Described) -> dict[str, Any]:
@@ -196,26 +220,61 @@ def ready(
         _STATE.out = {name.removeprefix("out "): buffer for name, buffer in filled.items()}
     _STATE.jitter.set(jitter)
     _STATE.jitter.dirty([form.nbytes for form in _STATE.wanted.values()])
+    _STATE.device.disturb(jitter)
     return {}
 
 
-def go(op: str) -> dict[str, Any]:
-    """Call the candidate and copy what it returned, at once."""
-    case, device = _STATE.cases[op], _STATE.device
+def go(op: str, traced: bool = False, delays_s: Sequence[float] = ()) -> dict[str, Any]:
+    """Call the candidate and copy what it returned, at once.
+
+    `traced` asks the device for all it can tell; `delays_s` makes ranks late.
+    """
+    return _watched(op, lambda case: _call(case, delays_s), traced)
+
+
+def capture(op: str) -> dict[str, Any]:
+    """Record a call on the buffers of the slot that was made ready last."""
+    case, where = _STATE.cases[op], _STATE.device
+    assert isinstance(where, WithGraphs)
+    with torch.inference_mode():
+        _STATE.recorded = where.capture(lambda: _call(case, ()))
+    return {}
+
+
+def replay(op: str) -> dict[str, Any]:
+    """Run the recorded call on what its buffers hold now, and copy what it left, at once."""
+    where, recorded = _STATE.device, _STATE.recorded
+    assert isinstance(where, WithGraphs)
+
+    def again(case: KernelCase) -> Any:
+        where.replay()
+        return recorded
+
+    return _watched(op, again, False)
+
+
+def _call(case: KernelCase, delays_s: Sequence[float]) -> Any:
     tensors = {name: buffer.tensor for name, buffer in _STATE.buffers.items()}
+    if delays_s and isinstance(case, cases.WithRanks):
+        return case.candidate_skewed(tensors, delays_s)
+    if isinstance(case, cases.WithInto):
+        outputs = {name: buffer.tensor for name, buffer in _STATE.out.items()}
+        case.candidate_into(tensors, dict(outputs))
+        return outputs
+    return case.candidate(tensors)
+
+
+def _watched(op: str, call: Callable[[KernelCase], Any], traced: bool) -> dict[str, Any]:
+    case, where = _STATE.cases[op], _STATE.device
     try:
-        with torch.inference_mode(), device.window() as seen:
-            if isinstance(case, cases.WithInto):
-                outputs: Any = {name: buffer.tensor for name, buffer in _STATE.out.items()}
-                case.candidate_into(tensors, dict(outputs))
-            else:
-                outputs = case.candidate(tensors)
-            device.synchronise()
+        with torch.inference_mode(), where.window(traced) as seen:
+            outputs = call(case)
+            where.synchronise()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or any(text in str(error) for text in EXHAUSTED):
             raise Coded("ENG-008", f"{type(error).__name__}: {error}") from error
         raise
-    why = unfit(outputs, device, _STATE.buffers, cases.in_place(case))
+    why = unfit(outputs, where, _STATE.buffers, cases.in_place(case))
     if not why:
         _STATE.outputs = outputs
         _STATE.copies = _copies(outputs)
@@ -269,7 +328,9 @@ def _pack(tensors: Tensors) -> tuple[list[dict[str, Any]], list[bytes]]:
     return described, data
 
 
-CALLS = (load, ask, inputs, vary, hold, run, forget, expect, ready, go, fetch, reread)
+CALLS = (
+    load, ask, inputs, vary, hold, run, forget, expect, ready, go, capture, replay, fetch, reread,
+)  # fmt: skip
 
 if __name__ == "__main__":
     serve({call.__name__: call for call in CALLS}, default_code="ENG-006")

@@ -24,9 +24,10 @@ UNTOUCHED = "untouched"
 class KernelCase(Protocol):
     """One op of the specialised path.
 
-    Two plain attributes, optional, declare liberties: `in_place`, the names of inputs the op may
-    change (any other input that changes is a fault), and `nondeterministic`, true for an op whose
-    bits may differ from call to call, within the spread of stock's own repeats.
+    Plain attributes, all optional: `in_place`, the names of inputs the op may change (any other
+    input that changes is a fault); `nondeterministic`, true for an op whose bits may differ from
+    call to call, within the spread of stock's own repeats; `device`, where inputs and outputs live,
+    ``cpu`` or ``cuda``; `eager_only`, true for an op that no graph ever captures.
     """
 
     @property
@@ -158,6 +159,18 @@ class WithWork(Protocol):
         ...
 
 
+@runtime_checkable
+class WithRanks(Protocol):
+    """Ability `ranks`: an exchange between ranks, all played by this process."""
+
+    ranks: int
+
+    def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
+        """As `candidate`, with rank i arriving at the exchange `delays_s[i]` late. A result may
+        not depend on who comes first."""
+        ...
+
+
 ABILITIES: Mapping[str, type] = {
     "rows": WithRows,
     "padding": WithPadding,
@@ -166,6 +179,7 @@ ABILITIES: Mapping[str, type] = {
     "faults": WithFaults,
     "into": WithInto,
     "work": WithWork,
+    "ranks": WithRanks,
 }
 """Name to protocol."""
 
@@ -183,3 +197,13 @@ def in_place(case: KernelCase) -> list[str]:
 def nondeterministic(case: KernelCase) -> bool:
     """Whether the op is declared to give other bits from call to call."""
     return bool(getattr(case, "nondeterministic", False))
+
+
+def device(case: KernelCase) -> str:
+    """Kind of device the case lives on."""
+    return str(getattr(case, "device", "cpu"))
+
+
+def eager_only(case: KernelCase) -> bool:
+    """Whether the op is declared to run outside of graphs only."""
+    return bool(getattr(case, "eager_only", False))

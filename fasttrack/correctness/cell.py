@@ -37,6 +37,8 @@ SLOTS, SLOT_BYTES = 8, 2**29
 """Sets of buffers at addresses of their own, and what they may take together."""
 MOST_NEIGHBOURS = 2
 STOCK_REPEATS = 8
+LATE_S = 5e-3
+"""How late a rank comes to an exchange: far longer than any launch or transfer."""
 NONCES = 4
 """Elements tried until one moves stock's result."""
 
@@ -56,7 +58,6 @@ class CellRun:
         self._abilities: list[str] = case["abilities"]
         self._maker = Maker(referee, case["op"])
         self._caller = Caller(candidate, case["op"])
-        self._peaks = candidate
         self._recorder = Recorder(case["op"], cell, regime, case["outputs"])
         self._watch = Watch(case)
         self._told: dict[str, Any] = {}
@@ -119,6 +120,8 @@ class CellRun:
             yield from self._plants(seed, truth)
         if index < self._probed:
             yield from self._probes(seed, index, inputs, base, truth)
+        if index == 0 and self._caller.graphs:
+            yield from self._graph(seed, inputs, truth)
 
     def _call(self, inputs: Arrays, truth: Truth, **how: Any) -> Answer:
         """The candidate on these inputs, whose outputs must have the forms of stock's."""
@@ -230,6 +233,13 @@ class CellRun:
                 self._watch.not_offered.add("scalars")
             else:
                 yield from self._probe(seed, "scalars", other)
+        if "ranks" in self._abilities:
+            for number, delays in enumerate(skews(self._case["ranks"], seed)):
+                self._part = f"candidate, ranks late by {delays} s"
+                answer = self._call(inputs, truth, delays_s=delays)
+                yield from self._recorder.compared(
+                    seed, answer.outputs, truth, probe=f"skew:{number}"
+                )
         for neighbour in self._told["neighbours"][:MOST_NEIGHBOURS] if index == 0 else ():
             self._part = f"neighbour {neighbour}"
             name = "/".join(f"{key}={value}" for key, value in neighbour.items())
@@ -301,11 +311,37 @@ class CellRun:
             place = self._watch.where(name, mask) if mask.any() else ""
             self._watch.find("padding", int(mask.sum()), place)
 
+    def _graph(self, seed: int, inputs: Arrays, truth: Truth) -> Iterator[Record]:
+        """A call recorded once and run again: on its own inputs, on others at the same addresses,
+        and on its own once more."""
+        if self._case["eager_only"]:
+            self._watch.not_offered.add("graph")
+            return
+        others: list[tuple[str, Arrays]] = []
+        if "scalars" in self._abilities:
+            self._part = "other_scalars"
+            self._maker.hold(inputs)
+            others.append(("scalars", self._maker.vary("other_scalars", seed)))
+        if "rows" in self._abilities:
+            self._part = "input_rows"
+            change = edits.one_element(inputs, self._case["input_rows"], 31 * seed + 7)
+            others.append(("content", edits.edited(inputs, change)))
+        self._part = "candidate, graph capture"
+        self._caller.hold(inputs, {name: truth.stock[name] for name in self._case["outputs"]})
+        self._caller.capture()
+        for name, content in [("own", inputs), *others, ("back", inputs)]:
+            self._maker.hold(content)
+            moved = truth if content is inputs else self._truth()
+            self._part = f"candidate, graph replayed: {name}"
+            self._caller.hold(content, {n: moved.stock[n] for n in self._case["outputs"]})
+            answer = self._caller.replay()
+            yield from self._recorder.compared(seed, answer.outputs, moved, probe=f"graph:{name}")
+
     def _conduct(self, seed: int) -> ConductRecord:
         work: Mapping[str, float] = self._told.get("work", {})
         floor = None
         if work:
-            bytes_s, flops_s = self._peaks.peaks
+            bytes_s, flops_s = self._caller.peaks
             floor = max(work.get("bytes", 0.0) / bytes_s, work.get("flops", 0.0) / flops_s)
         else:
             self._watch.not_offered.add("floor")
@@ -316,3 +352,10 @@ class CellRun:
             not_offered=sorted(self._watch.not_offered), calls=self._caller.calls,
             times_s=times | {"fastest": self._watch.fastest_s}, device=self._watch.device,
         )  # fmt: skip
+
+
+def skews(ranks: int, seed: int) -> list[list[float]]:
+    """Delays of every rank, s: each rank alone late in turn, then all at random."""
+    alone = [[LATE_S if rank == other else 0.0 for other in range(ranks)] for rank in range(ranks)]
+    drawn = np.random.default_rng(seed).uniform(0, LATE_S, ranks)
+    return [*alone, [round(float(delay), 6) for delay in drawn]]

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -47,8 +47,15 @@ class Device(Protocol):
         """Wait for work that was started."""
         ...
 
-    def window(self) -> Any:
-        """Context manager around the candidate's call; gives a mapping of numbers afterwards."""
+    def window(self, traced: bool) -> Any:
+        """Context manager around the candidate's call; gives a mapping of numbers afterwards.
+
+        `traced` asks for all the device can tell, at the cost of time.
+        """
+        ...
+
+    def disturb(self, level: int) -> None:
+        """Load the device beside the next call; level 0 ends that."""
         ...
 
     def limit_memory(self) -> None:
@@ -88,9 +95,12 @@ class Cpu:
         """Calls on the CPU are done when they return."""
 
     @contextmanager
-    def window(self) -> Iterator[Mapping[str, float]]:
+    def window(self, traced: bool) -> Iterator[Mapping[str, Any]]:
         """Nothing to see beside the referee's clock."""
         yield {}
+
+    def disturb(self, level: int) -> None:
+        """Other threads load the host's memory, see `jitter`."""
 
     def limit_memory(self) -> None:
         """Half of what is free now, at most 16 GiB, beyond what the process has already.
@@ -116,5 +126,26 @@ class Cpu:
         return cores * 2 * 64 * 6e9, cores * 4 * 32 * 2 * 6e9
 
 
-DEVICES: Mapping[str, type[Device]] = {"cpu": Cpu}
-"""Kind to device."""
+@runtime_checkable
+class WithGraphs(Protocol):
+    """A device that can record a call and run the record again on new content."""
+
+    def capture(self, call: Callable[[], Any]) -> Any:
+        """Record one call; returns what the recorded call returned."""
+        ...
+
+    def replay(self) -> None:
+        """Run the record once more."""
+        ...
+
+
+def device(kind: str) -> Device:
+    """The device of a kind, as in `torch.device(...).type`. Raises ValueError for others."""
+    if kind == "cpu":
+        return Cpu()
+    if kind == "cuda":
+        # Not at the top: it must be imported neither before a GPU is known nor on hosts without.
+        from fasttrack.correctness.device_cuda import Cuda
+
+        return Cuda()
+    raise ValueError(f"no kernel case can be judged on {kind!r}")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatch
 from typing import Any
 
+from fasttrack.correctness import sanitizer
 from fasttrack.correctness.cell import CellRun
 from fasttrack.correctness.worker import Worker
 from fasttrack.engine.setting import Setting
@@ -61,7 +62,9 @@ def measure(
         records.extend(cell.run(range(setting.seed, setting.seed + spec["seeds"])))
         if cell.hung:
             # One hang decides the op; each further one would cost a whole time-out.
-            break
+            return records
+    if case["device"] == "cuda" and not setting.cell:
+        records.extend(sanitizer.run(setting, op, regimes))
     return records
 
 

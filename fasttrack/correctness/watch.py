@@ -23,6 +23,8 @@ PACE = 3.0
 """Bound in the record; the rule has its own."""
 SLACK_S = 2e-3
 """Added to both sides of a ratio of times: a clock across processes tells nothing below it."""
+ESCAPED_US = 10.0
+"""Likewise. Device time beyond the caller's stream: clocks agree to about a microsecond."""
 NEEDS = {
     "rows": ("permuted", "hostile", "nonce", "pace"),
     "padding": ("padding",),
@@ -31,6 +33,7 @@ NEEDS = {
     "faults": ("faults",),
     "into": ("guards_of_outputs", "unwritten"),
     "work": ("floor",),
+    "ranks": ("skew",),
 }
 """Ability to the checks and probes that need it."""
 
@@ -57,6 +60,7 @@ class Watch:
         if self._into:
             self._found |= {"guards_of_outputs": 0, "unwritten": 0}
         self._ratios: list[float] = []
+        self._escaped_us = -np.inf
 
     def find(self, check: str, count: int, place: str) -> None:
         """Add to a check's count; the first place is kept."""
@@ -67,6 +71,10 @@ class Watch:
     def buffers(self, answer: Answer, truth: Truth) -> None:
         """Inputs, guard bytes, and poison left in buffers that were to be written."""
         self.device |= answer.device
+        if "device_us" in answer.device:
+            self.find("late_launches", int(answer.device["late"]), "after the call returned")
+            apart = float(answer.device["device_us"]) - float(answer.device["event_us"])
+            self._escaped_us = max(self._escaped_us, apart)
         for name, count in answer.changed.items():
             if name not in self._in_place:
                 self.find("inputs_changed", count, f"{name}: {count} bytes")
@@ -130,6 +138,9 @@ class Watch:
         if self._ratios:
             usual = round(float(np.median(self._ratios)), 3)
             made.append(Check(name="pace", relation="at_most", observed=usual, bound=PACE))
+        if self._escaped_us > -np.inf:
+            made.append(Check(name="escaped_us", relation="at_most",
+                              observed=round(self._escaped_us, 3), bound=ESCAPED_US))  # fmt: skip
         if floor_s is not None:
             made.append(Check(name="floor", relation="at_least", observed=self.fastest_s,
                               bound=floor_s))  # fmt: skip

@@ -43,8 +43,6 @@ class Worker:
         self._role = role
         self._child: Child | None = None
         self.cases: dict[str, dict[str, Any]] = {}
-        self.peaks = (0.0, 0.0)
-        """(bytes/s, flops/s) that no program on the child's device can exceed."""
 
     @property
     def timeout_s(self) -> float:
@@ -70,7 +68,6 @@ class Worker:
                 self._child.kill()
                 raise
             self.cases = {case["op"]: case for case in answer["cases"]}
-            self.peaks = (float(answer["peaks"][0]), float(answer["peaks"][1]))
         return self._child
 
     def call(self, call: str, **arguments: Any) -> tuple[dict[str, Any], list[bytes]]:
@@ -132,10 +129,16 @@ class Caller:
         self._worker, self._op = worker, op
         self._forms: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.calls = 0
+        self.peaks = (0.0, 0.0)
+        """(bytes/s, flops/s) that no program on the child's device can exceed."""
+        self.graphs = False
+        """Whether the device can record calls."""
 
     def forget(self) -> None:
         """A new cell: its calls shall not find buffers of the one before."""
-        self._worker.call("forget")
+        told, _ = self._worker.call("forget", op=self._op)
+        self.peaks = (float(told["peaks"][0]), float(told["peaks"][1]))
+        self.graphs = bool(told["graphs"])
 
     def hold(self, arrays: Arrays, outputs: Arrays) -> None:
         """Inputs of the calls to come, and the outputs' dtypes and shapes."""
@@ -151,12 +154,26 @@ class Caller:
         edits: Sequence[Mapping[str, Any]] = (),
         jitter: int = 0,
         inspect: bool = False,
+        delays_s: Sequence[float] = (),
     ) -> Answer:
-        """One call on the buffers of a slot, its inputs named only now."""
+        """One call on the buffers of a slot, its inputs named only now; traced if inspected."""
         self._worker.call("ready", op=self._op, slot=slot, edits=list(edits), jitter=jitter)
+        return self._clocked("go", inspect, traced=inspect, delays_s=list(delays_s))
+
+    def capture(self) -> None:
+        """Record a call on the held inputs."""
+        self._worker.call("ready", op=self._op)
+        self._worker.call("capture", op=self._op)
+
+    def replay(self) -> Answer:
+        """The recorded call on the held inputs, at the addresses it was recorded with."""
+        self._worker.call("ready", op=self._op)
+        return self._clocked("replay", False)
+
+    def _clocked(self, what: str, inspect: bool, **arguments: Any) -> Answer:
         child = self._worker.ready()
         start = time.perf_counter()
-        told, _ = child.call("go", self._worker.timeout_s, op=self._op)
+        told, _ = child.call(what, self._worker.timeout_s, op=self._op, **arguments)
         seconds = time.perf_counter() - start
         self.calls += 1
         if told["unfit"]:

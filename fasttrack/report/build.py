@@ -26,6 +26,7 @@ QUESTIONS = {
     "isolation": "Is it stock with the switch off, and inside its scope?",
     "numerics": "Is every changed op as accurate as the stock op?",
     "hoist": "Does compiled code wait for the kernel ahead before it touches its data?",
+    "sanitizer": "Does compute-sanitizer find nothing in it?",
     "path": "Did the specialised path run, and only where claimed?",
     "features": "Does everything users rely on still work?",
     "quality": "Are answers as good as stock's?",

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasttrack.rules import features, hoist, isolation, numerics, path, quality, speed
+from fasttrack.rules import (
+    features,
+    hoist,
+    isolation,
+    numerics,
+    path,
+    quality,
+    sanitizer,
+    speed,
+)
 from fasttrack.rules.base import Case, Rule, missing
 from fasttrack.schema import Claim, Outcome, Policy, Record, RunInfo, State, Tier, Verdict
 from fasttrack.schema.record import STAGES
@@ -18,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     *isolation.RULES,
     *numerics.RULES,
     *hoist.RULES,
+    *sanitizer.RULES,
     *path.RULES,
     *features.RULES,
     *quality.RULES,

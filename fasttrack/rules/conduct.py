@@ -21,6 +21,12 @@ CHECKS = {
 }
 """Check to the reason of its failure. Each must be there, or be named under `not_offered`."""
 
+ON_CUDA = {"escaped_us": "NUM-ESCAPED", "late_launches": "NUM-ESCAPED"}
+"""Likewise, for ops on a CUDA device."""
+
+ESCAPED_US = 10.0
+"""How much longer the device may be busy, over all streams, than the caller's stream, us."""
+
 PACE = 3.0
 """How much slower content may be that was never seen: the median ratio of several rounds."""
 
@@ -33,7 +39,8 @@ def faults(record: ConductRecord | None) -> tuple[State, str, str] | None:
         if told:
             place = record.places.get(check.name, "")
             detail = f"{record.op} {check.name}: {told}{', first ' if place else ''}{place}"
-            return State.FAIL, CHECKS.get(check.name, "NUM-UNCHECKED"), detail[:500]
+            reason = (CHECKS | ON_CUDA).get(check.name, "NUM-UNCHECKED")
+            return State.FAIL, reason, detail[:500]
     return None
 
 
@@ -46,6 +53,9 @@ def _broken(check: Check) -> str:
     if check.name == "pace":
         text = f"new content takes {seen:.3g} x as long as the same again, limit {PACE:g}"
         return "" if seen <= PACE else text
+    if check.name == "escaped_us":
+        text = f"busy {seen:.3g} us longer than the caller's stream, limit {ESCAPED_US:g}"
+        return "" if seen <= ESCAPED_US else text
     if check.name == "floor":
         text = f"fastest call {seen:.3g} s, the device needs at least {bound:.3g} s"
         return "" if seen >= bound else text
@@ -57,7 +67,9 @@ def gaps(record: ConductRecord | None) -> tuple[State, str, str] | None:
     if record is None:
         return State.INCONCLUSIVE, "NUM-UNCHECKED", "no record of the candidate's conduct"
     known = {check.name for check in record.checks} | set(record.not_offered)
-    unchecked = [name for name in CHECKS if name not in known]
+    cuda = record.device.get("kind") == "cuda"
+    wanted = [*CHECKS, *(ON_CUDA if cuda else ())]
+    unchecked = [name for name in wanted if name not in known]
     if unchecked:
         return State.INCONCLUSIVE, "NUM-UNCHECKED", f"not watched: {unchecked[0]}"
     return None

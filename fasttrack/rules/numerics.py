@@ -133,6 +133,8 @@ PROBES = {
     "scalars": "NUM-FROZEN",
     "neighbours": "NUM-SHAPE",
     "padding": "NUM-PADDING",
+    "skew": "NUM-SKEW",
+    "graph": "NUM-GRAPH",
 }
 """Probe to the reason when its results are refuted."""
 
@@ -162,6 +164,9 @@ def _unsent(records: Sequence[KernelRecord], behaved: ConductRecord | None) -> A
     known = {record.probe.partition(":")[0] for record in records if record.probe is not None}
     if behaved is not None:
         known |= {*behaved.not_offered, *(check.name for check in behaved.checks)}
+    if behaved is None or behaved.device.get("kind") != "cuda":
+        # Only CUDA has graphs.
+        known.add("graph")
     unsent = [probe for probe in PROBES if probe not in known]
     if unsent:
         return State.INCONCLUSIVE, "NUM-UNCHECKED", f"neither sent nor declined: {unsent[0]}"

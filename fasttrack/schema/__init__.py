@@ -29,6 +29,7 @@ from fasttrack.schema.record import (
     PathStep,
     Record,
     SampleRecord,
+    SanitizerRecord,
     SessionRecord,
     parse_record,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "Record",
     "RunInfo",
     "SampleRecord",
+    "SanitizerRecord",
     "SelfTest",
     "Sentence",
     "SessionRecord",

@@ -238,6 +238,18 @@ class CompiledRecord(Frozen):
     message: str = ""
 
 
+class SanitizerRecord(Frozen):
+    """One tool of NVIDIA's compute-sanitizer over one call of an op, at its smallest regime."""
+
+    kind: Literal["sanitizer"] = "sanitizer"
+    op: str
+    regime: Mapping[str, int]
+    tool: Literal["memcheck", "racecheck", "synccheck", "initcheck"]
+    status: Literal["clean", "errors", "not_installed", "failed"]
+    errors: int = 0
+    message: str = ""
+
+
 class FeatureRecord(Frozen):
     """One preserved feature in one arm; `control` is stock against stock."""
 
@@ -342,6 +354,7 @@ Record = Annotated[
     | KernelRecord
     | ConductRecord
     | CompiledRecord
+    | SanitizerRecord
     | FeatureRecord
     | IsolationRecord
     | ItemRecord

@@ -233,6 +233,29 @@ REASONS: dict[str, Explanation] = {
         "rounds: results are remembered, or one call does the work of the next.",
         "Each call must do its own work; prepare weights outside the op.",
     ),
+    "NUM-ESCAPED": Explanation(
+        "The device worked on after the candidate's stream said it was done, or was given work "
+        "after the call had returned.",
+        "Make the caller's stream wait for every other stream before returning.",
+    ),
+    "NUM-GRAPH": Explanation(
+        "A call recorded into a CUDA graph and run again, with other content or metadata at the "
+        "same addresses, is wrong: something was frozen when it was recorded.",
+        "Read lengths, slots and scalars from device memory in the kernel, not on the host.",
+    ),
+    "NUM-SANITIZER": Explanation(
+        "compute-sanitizer found an invalid access, a race between threads of a block, a misused "
+        "barrier or a read of memory nothing wrote.",
+        "The log of that tool is in the run folder; run it by hand on the op's smallest case.",
+    ),
+    "NUM-UNSANITIZED": Explanation(
+        "compute-sanitizer is not installed, or did not come to an end.",
+        "Install the CUDA toolkit's compute-sanitizer; its log is in the run folder.",
+    ),
+    "NUM-SKEW": Explanation(
+        "The result of an exchange depends on which rank comes first.",
+        "Wait for every peer's data of this generation; re-arm mailboxes before they are reused.",
+    ),
     "NUM-SPEED": Explanation(
         "The fastest call beats what the device could need for the bytes and operations the case "
         "states.",

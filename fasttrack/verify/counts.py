@@ -18,6 +18,7 @@ from fasttrack.schema import (
     KernelRecord,
     Record,
     SampleRecord,
+    SanitizerRecord,
 )
 from fasttrack.verify.facts import Contradiction, Facts
 
@@ -74,6 +75,7 @@ def _repeats(facts: Facts) -> Iterator[Contradiction]:
         ),
         *((("conduct", r.cell), r) for r in facts.of(ConductRecord)),
         *((("compiled", r.cell, r.control or ""), r) for r in facts.of(CompiledRecord)),
+        *((("sanitizer", r.op, r.tool), r) for r in facts.of(SanitizerRecord)),
         *((("feature", r.feature, r.arm), r) for r in facts.of(FeatureRecord)),
     ]
     seen: set[tuple[str, ...]] = set()

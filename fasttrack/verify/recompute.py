@@ -30,6 +30,7 @@ from fasttrack.schema import (
     Policy,
     Record,
     SampleRecord,
+    SanitizerRecord,
     Verdict,
 )
 from fasttrack.schema.claim import Frozen
@@ -46,6 +47,7 @@ _STAGE_OF_KIND: dict[type[Any], str] = {
     KernelRecord: "kernels",
     ConductRecord: "kernels",
     CompiledRecord: "kernels",
+    SanitizerRecord: "kernels",
     FeatureRecord: "features",
     ItemRecord: "evals",
     SampleRecord: "perf",

@@ -217,7 +217,7 @@ def kernel_records(tier: Tier, first: int) -> list[Record]:
                 op="mix", cell=f"mix/batch={batch}", regime={"batch": batch}, seed=first,
                 checks=[Check(name=n, relation="equal", observed=0, bound=0) for n in watched],
                 not_offered=("floor", "guards_of_outputs", "hostile", "neighbours", "nonce", "pace",
-                             "padding", "permuted", "scalars", "unwritten"),
+                             "padding", "permuted", "scalars", "skew", "unwritten"),
                 calls=amounts.repeats + amounts.seeds, times_s={"first": 1e-3, "fastest": 1e-3},
             )
         )  # fmt: skip

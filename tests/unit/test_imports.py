@@ -78,6 +78,8 @@ FASTTRACK_OUTSIDE = {
     "correctness._case_child": f"{CORE} torch vllm",
     "correctness.buffers": f"{CORE} torch",
     "correctness.device": f"{CORE} numpy torch",
+    "correctness.device_cuda": f"{CORE} torch",
+    "correctness._sanitized": f"{CORE} torch",
     "correctness.jitter": f"{CORE} numpy",
     "correctness.arrays": f"{CORE} numpy",
     "correctness.cell": f"{CORE} numpy",

@@ -235,7 +235,7 @@ def conduct(cell: str = "mix/batch=1", op: str = "mix", **found: Any) -> Conduct
         relation, bound = bounds.get(name, ("equal", 0))
         checks.append(Check(name=name, relation=relation, observed=value, bound=bound))
     needs = ("floor", "guards_of_outputs", "hostile", "neighbours", "nonce", "pace", "padding",
-             "permuted", "scalars", "unwritten")  # fmt: skip
+             "permuted", "scalars", "skew", "unwritten")  # fmt: skip
     return ConductRecord(
         op=op, cell=cell, regime={"batch": 1}, seed=0, checks=checks, calls=10,
         not_offered=[name for name in needs if name not in seen], places=dict.fromkeys(found, "x"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fasttrack.correctness import case as cases
+from fasttrack.correctness.cell import skews
 
 
 class Plain:
@@ -57,3 +58,10 @@ def test_liberties_are_declared() -> None:
     free = type("Free", (Plain,), {"in_place": ("cache",), "nondeterministic": True})()
     assert cases.in_place(free) == ["cache"]
     assert cases.nondeterministic(free)
+
+
+def test_every_rank_is_late_alone_once() -> None:
+    delays = skews(3, seed=5)
+    alone = [[delay > 0 for delay in row] for row in delays[:3]]
+    assert alone == [[rank == late for rank in range(3)] for late in range(3)]
+    assert skews(3, seed=5) == delays != skews(3, seed=6)

@@ -22,6 +22,7 @@ from fasttrack.schema import (
     PathRecord,
     Record,
     SampleRecord,
+    SanitizerRecord,
     SessionRecord,
     State,
 )
@@ -80,6 +81,13 @@ def watched(**found: Any) -> list[Record]:
     return [*kept, zoo.conduct(**found)]
 
 
+def sanitized(name: str, state: State, reason: str, **told: Any) -> Cheat:
+    """The honest kernels, and what a sanitizer said."""
+    record = SanitizerRecord(op="mix", regime={"batch": 1}, tool="memcheck", message="x", **told)
+    kernels = [*zoo.kernels(), record]
+    return Cheat(name, zoo.honest_run(kernels=kernels), "mix/memcheck", state, reason)
+
+
 NUMERICS = (
     numeric("more_error_everywhere", "NUM-RATIO", zoo.kernels([zoo.errors(1.3)]), "mix.y: rms"),
     numeric("one_slice_hidden_in_the_mean", "NUM-RATIO", worse(worst_slice_rms=3.0), "row=1"),
@@ -134,6 +142,15 @@ NUMERICS = (
             zoo.probed("neighbours:batch=2", zoo.errors(1e3), seeds=1), "neighbours:batch=2"),
     numeric("writes_foreign_rows_in_a_probe", "NUM-ROWS",
             zoo.probed("permuted", zoo.errors(), untouched_equal=False)),
+    numeric("depends_on_who_comes_first", "NUM-SKEW", zoo.probed("skew:0", zoo.errors(1e3))),
+    numeric("frozen_in_a_graph", "NUM-GRAPH", zoo.probed("graph:scalars", zoo.errors(1e3))),
+    numeric("works_on_after_its_stream", "NUM-ESCAPED", watched(escaped_us=50.0), "50 us longer"),
+    numeric("launches_after_returning", "NUM-ESCAPED", watched(late_launches=1)),
+    numeric("not_traced_on_cuda", "NUM-UNCHECKED",
+            zoo.changed(zoo.kernels(), ConductRecord, device={"kind": "cuda"}), "escaped_us",
+            State.INCONCLUSIVE),
+    sanitized("reads_past_an_allocation", State.FAIL, "NUM-SANITIZER", status="errors", errors=3),
+    sanitized("sanitizer_died", State.INCONCLUSIVE, "NUM-UNSANITIZED", status="failed"),
     numeric("too_few_repeats", "NUM-REPEATS", zoo.kernels(repeats=3, repeats_equal=3),
             "12 repeats of 300", State.INCONCLUSIVE),
     numeric("reference_of_something_else", "NUM-REFERENCE",

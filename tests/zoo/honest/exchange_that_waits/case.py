@@ -1,0 +1,7 @@
+"""Bounded by nothing but its peers."""
+
+from exchange import Exchange
+
+
+def cases() -> list[Exchange]:
+    return [Exchange("exchange_that_waits")]
