@@ -10,8 +10,9 @@ import hashlib
 import json
 import math
 import random
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ FAR = -1e9
 PLAIN = {
     "temperature": 0.0,
     "allowed_token_ids": None,
+    "structured": None,
     "bad_words": (),
     "logit_bias": None,
     "min_tokens": 0,
@@ -92,9 +94,12 @@ class Model:
             sampling.include_stop_str_in_output and isinstance(reason, str)
         ):
             text = text[: len(text) - (len(reason) if isinstance(reason, str) else 1)]
-        if sampling.structured and self._fault != "broken_json":
-            text, finish = _structured(sampling.structured), "stop"
-            drawn = [(ord(letter), 0) for letter in text]
+        wanted = sampling.structured
+        if wanted and self._fault != "broken_json":
+            if "regex" not in wanted:
+                text = _structured(wanted)
+                drawn = [(ord(letter), 0) for letter in text]
+            finish = "stop"
         ids = tuple(token for token, _ in drawn)
         told = sampling.logprobs is not None and self._fault != "no_logprobs"
         ranks = [rank for _, rank in drawn] if told else []
@@ -111,8 +116,6 @@ class Model:
             gaps=tuple(LOGPROBS[0] - LOGPROBS[1] for _ in ranks),
             listed=tuple(sampling.logprobs or 0 for _ in ranks),
             ranks=tuple(rank + 1 for rank in ranks),
-            best=tuple(LOGPROBS[0] for _ in ranks),
-            above=tuple(1.0 - RATIO**rank for rank in ranks),
             prompt_logprobs=(None, *(LOGPROBS[token % 95] for token in lane.request.prompt[1:]))
             if sampling.prompt_logprobs is not None
             else (),
@@ -135,9 +138,12 @@ class Model:
         counts: Counter[int] = Counter()
         made: list[tuple[int, int]] = []
         plain = sampling == sampling.model_copy(update=PLAIN)
-        for _ in range(lane.made):
+        shape = _shape(sampling.structured) if self._fault != "broken_json" else None
+        for index in range(lane.made if shape is None else min(lane.made, len(shape))):
             order = [32 + (state[0] + rank * STRIDES[state[1] % len(STRIDES)]) % 95
                      for rank in range(1 if plain else 95)]  # fmt: skip
+            if shape is not None:
+                order = [token for token in order if chr(token) in shape[index]]
             rank = 0 if plain else self._choose(order, sampling, counts, made, prompt, noise)
             token = order[rank]
             made.append((token, rank))
@@ -195,11 +201,20 @@ class Model:
         return noise.choices([rank for _, rank in scored[:kept]], weights[:kept])[0]
 
 
+def _shape(wanted: Mapping[str, Any] | None) -> list[str] | None:
+    """The letters that a regular expression allows at each place; of ranges and letters only."""
+    if not wanted or "regex" not in wanted:
+        return None
+    places = []
+    for low, high, times, letter in re.findall(r"\[(.)-(.)\](?:\{(\d+)\})?|(.)", wanted["regex"]):
+        allowed = letter or "".join(map(chr, range(ord(low), ord(high) + 1)))
+        places += [allowed] * int(times or 1)
+    return places
+
+
 def _structured(wanted: dict[str, Any] | Any) -> str:
     if "choice" in wanted:
         return str(wanted["choice"][0])
-    if "regex" in wanted:
-        return "abc-12"
     if "grammar" in wanted:
         return "ab-1"
     return json.dumps(_instance(wanted["json"]))

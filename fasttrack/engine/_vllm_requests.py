@@ -5,7 +5,6 @@ Owns both translations. Read by the vLLM child only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,11 +72,9 @@ class _Sequence:
         """As the harness knows it."""
         logprobs: list[float | None] = []
         gaps: list[float | None] = []
-        best: list[float | None] = []
         for token, position in zip(self.token_ids, self.positions, strict=False):
             ranked = sorted((entry.logprob for entry in position.values()), reverse=True)
             logprobs.append(_finite(position[token].logprob))
-            best.append(_finite(ranked[0]))
             gaps.append(_finite(ranked[0] - ranked[1]) if len(ranked) > 1 else None)
         return Answer(
             token_ids=tuple(self.token_ids),
@@ -89,15 +86,6 @@ class _Sequence:
             listed=tuple(len(position) for position in self.positions),
             ranks=tuple(
                 position[token].rank or 0
-                for token, position in zip(self.token_ids, self.positions, strict=False)
-            ),
-            best=tuple(best),
-            above=tuple(
-                math.fsum(
-                    math.exp(e.logprob)
-                    for e in position.values()
-                    if e.logprob > position[token].logprob
-                )
                 for token, position in zip(self.token_ids, self.positions, strict=False)
             ),
             deltas=tuple(self.deltas),

@@ -92,10 +92,6 @@ class Answer(Frozen):
     """Number of alternatives the engine listed per position."""
     ranks: tuple[int, ...] = ()
     """Rank of each produced token among the model's own probabilities; 1 is the likeliest."""
-    best: tuple[float | None, ...] = ()
-    """Log-probability of the likeliest token at each position, nats."""
-    above: tuple[float, ...] = ()
-    """Probability of the listed tokens likelier than the produced one, at each position."""
     prompt_logprobs: tuple[float | None, ...] = ()
     """Log-probability of each prompt token, nats; null for the first."""
     deltas: tuple[Delta, ...] = ()

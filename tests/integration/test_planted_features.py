@@ -22,7 +22,7 @@ pytest.importorskip("kimi_k3")
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROWS = {
-    "top_k": ("sampling", "outside_top_k"),
+    "top_k": ("sampling", "letters_after_one_beginning_under_top_k"),
     "stop": ("stop_strings", "finish_reasons"),
     "stale_prefix": ("prefix_cache", "same_answer_after_others"),
     "null_slot": ("batch_edges", "null_block_not_written"),

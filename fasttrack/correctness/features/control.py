@@ -6,10 +6,13 @@ log-probabilities move a little. That movement is the unit of every tolerance of
 
 from __future__ import annotations
 
-from fasttrack.correctness.features.probe import Control, Probe, changes, greedy
+from fasttrack.correctness.features.probe import Control, Probe, changes, drawn, greedy
 from fasttrack.engine.base import Request
 
 LENGTHS = (1, 4, 9, 21, 64, 130)
+UNSURE = (5, 33)
+"""Prompts answered by letters of changing alphabets: a model that is sure of every token shows no
+movement, because a probability of 1 stays one."""
 TOKENS = 12
 CROWD = 10
 
@@ -17,8 +20,11 @@ CROWD = 10
 def measure(probe: Probe) -> Control:
     """This session's answers to the control prompts, and the band over three compositions."""
     probe.feature = "control"
+    samplings = {length: greedy(TOKENS) for length in LENGTHS}
+    samplings |= {length: drawn(TOKENS, temperature=0.0, logprobs=2) for length in UNSURE}
     requests = [
-        Request(prompt=probe.prompt(length, length), sampling=greedy(TOKENS)) for length in LENGTHS
+        Request(prompt=probe.prompt(length, length), sampling=sampling)
+        for length, sampling in samplings.items()
     ]
     crowd = [
         Request(prompt=probe.prompt(5 + i, -1 - i), sampling=greedy(TOKENS)) for i in range(CROWD)
@@ -34,10 +40,11 @@ def measure(probe: Probe) -> Control:
         for other in others
         for change in changes(one.token_ids, one.logprobs, other.token_ids, other.logprobs)
     ]
+    plain = len(LENGTHS)
     return Control(
-        prompts=tuple(request.prompt for request in requests),
-        ids=tuple(answer.token_ids for answer in together),
-        gaps=tuple(answer.gaps for answer in together),
+        prompts=tuple(request.prompt for request in requests[:plain]),
+        ids=tuple(answer.token_ids for answer in together[:plain]),
+        gaps=tuple(answer.gaps for answer in together[:plain]),
         band=max(moved, default=0.0),
         tokens=len(moved),
     )

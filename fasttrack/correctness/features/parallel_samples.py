@@ -11,11 +11,12 @@ from fasttrack.correctness.features.probe import (
     Probe,
     answered,
     at_least,
+    drawn,
     equal,
     greedy,
     same_as_base,
 )
-from fasttrack.engine.base import Request, Sampling
+from fasttrack.engine.base import Request
 from fasttrack.schema import Check
 
 N = 8
@@ -26,12 +27,12 @@ LEVEL = 1e-3
 def observe(probe: Probe) -> Facts:
     """A request with one choice per token and a seeded one, `n` each, beside a greedy one."""
     prompt = probe.prompt(12)
-    seeded = Sampling(max_tokens=TOKENS, temperature=1.0, seed=probe.seed, n=N)
+    seeded = drawn(TOKENS, temperature=1.5, seed=probe.seed, n=N)
     same = Request(prompt=prompt, sampling=greedy(TOKENS, n=N, temperature=1.0, top_k=1))
-    drawn = Request(prompt=prompt, sampling=seeded)
+    several = Request(prompt=prompt, sampling=seeded)
     (one,) = probe.ask([Request(prompt=prompt, sampling=greedy(TOKENS))])
-    alike, unlike = probe.ask([same, drawn])
-    (again,) = probe.ask([drawn])
+    alike, unlike = probe.ask([same, several])
+    (again,) = probe.ask([several])
     sequences = [unlike, *unlike.others]
     return {
         **answered([one]),

@@ -1,5 +1,8 @@
 """Presence, frequency and repetition penalties: repeats follow their sign, answers follow base's.
 
+A presence penalty is at most 2, once per token: less than what a sure model prefers a token by, so
+its two signs may come out alike. The others grow, or are large, and must not.
+
 How many greedy answers under penalties change by rounding alone is seen in base, in another batch
 composition: the gap that the engine reports is the one before penalties, so ties cannot be told.
 """
@@ -17,7 +20,7 @@ from fasttrack.schema import Check
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "presence": ({"presence_penalty": 2.0}, {"presence_penalty": -2.0}),
     "frequency": ({"frequency_penalty": 2.0}, {"frequency_penalty": -2.0}),
-    "repetition": ({"repetition_penalty": 2.0}, {"repetition_penalty": 0.5}),
+    "repetition": ({"repetition_penalty": 100.0}, {"repetition_penalty": 0.01}),
 }
 """Against repeats, and for them."""
 PROMPTS = 4
@@ -47,7 +50,7 @@ def observe(probe: Probe) -> Facts:
 def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
     """See the module docstring."""
     found = [
-        at_most(f"repeats_against_{kind}", against, towards - 1)
+        at_most(f"repeats_against_{kind}", against, towards - (kind != "presence"))
         for kind, (against, towards) in facts["repeats"].items()
     ]
     if base is not None:

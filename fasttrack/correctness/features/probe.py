@@ -22,6 +22,8 @@ factor as policy's `numerics.ratio_max`, which bounds single elements of kernels
 ROUNDING = {"float32": 2.0**-18, "float16": 2.0**-5, "bfloat16": 2.0**-2}
 """Nats by which rounding alone changes a log-probability: 32 units in the last place of 1, because
 logits are of the order of ten. Counts only where stock does not change at all."""
+LETTERS = ("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL", "MNOPQRSTUVWX")
+"""Alphabets of successive tokens of a drawn text, over and over."""
 Facts = dict[str, Any]
 
 
@@ -162,6 +164,19 @@ def changes(
 def greedy(max_tokens: int, **more: Any) -> Sampling:
     """Greedy sampling that reports gaps."""
     return Sampling(max_tokens=max_tokens, logprobs=2, **more)
+
+
+def drawn(tokens: int, **more: Any) -> Sampling:
+    """Sampling whose tokens are uncertain for any model, `tokens` letters of changing alphabets.
+
+    A trained model that is sure of what it says, or that repeats itself, would leave no choice to
+    sample from; a letter of an alphabet that the last letter is not of is neither.
+    """
+    classes = (f"[{LETTERS[i % 4][0]}-{LETTERS[i % 4][-1]}]" for i in range(tokens))
+    return Sampling(
+        **{"max_tokens": tokens, "structured": {"regex": "".join(classes)}, "temperature": 1.0}
+        | more
+    )
 
 
 def answered(answers: Sequence[Answer]) -> Facts:

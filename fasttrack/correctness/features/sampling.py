@@ -1,74 +1,87 @@
 """Sampling: temperature, top-k, top-p and min-p draw from the distribution that stock draws from.
 
-Two looks at unseeded draws of both arms, at tokens after the first, which prefill makes:
+Drawn are letters under a regular expression, see `probe.drawn`. Two looks at them:
 
-- support: no token from outside the set that top-k, top-p or min-p leaves, by the model's own
-  ranks and log-probabilities;
-- distribution: counts of ranks, two-sample G-test per prompt, corrected for draws of one sequence
-  (`stats.two_sample_g`), summed over prompts, Holm's correction over the settings. An engine may
-  give unseeded requests of both arms the same noise: then the test is on the safe side.
+- support: under top-k, texts that begin alike go on with at most k different letters;
+- distribution: counts of letters, two-sample G-test per prompt at tokens after the first, which
+  prefill makes; corrected for draws of one sequence (`stats.two_sample_g`), summed over prompts,
+  Holm's correction over the settings. An engine may give unseeded requests of both arms the same
+  noise: then the test is on the safe side.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from fasttrack import stats
-from fasttrack.correctness.features.probe import Facts, Feature, Probe, at_least, equal
-from fasttrack.engine.base import Answer, Request, Sampling
+from fasttrack.correctness.features.probe import (
+    LETTERS,
+    Facts,
+    Feature,
+    Probe,
+    at_least,
+    at_most,
+    drawn,
+    equal,
+)
+from fasttrack.engine.base import Request
 from fasttrack.schema import Check
 
+TOP_K = 2
 SETTINGS: dict[str, dict[str, Any]] = {
     "temperature_0.7": {"temperature": 0.7},
-    "temperature_1": {"temperature": 1.0},
-    "top_k": {"temperature": 1.0, "top_k": 5},
-    "top_p": {"temperature": 1.0, "top_p": 0.3},
-    "min_p": {"temperature": 1.0, "min_p": 0.3},
+    "temperature_1.5": {"temperature": 1.5},
+    "top_k": {"temperature": 1.5, "top_k": TOP_K},
+    "top_p": {"temperature": 1.5, "top_p": 0.6},
+    "min_p": {"temperature": 1.5, "min_p": 0.2},
 }
 PROMPTS = 4
 SEQUENCES = 16
-TOKENS = 10
-LISTED = 20
+TOKENS = 9
 LEVEL = 1e-3
 """Of the whole family of tests."""
-BINS = (1, 2, 3, 4, 5, 8, 16, 32, 64)
-"""Upper ends of the classes of ranks; a last class holds the rest."""
-SLACK = 1e-4
-"""Nats, or share of probability, that log-probabilities are uncertain by."""
 
 
 def observe(probe: Probe) -> Facts:
-    """Unseeded sequences, per setting and prompt: how often each class of ranks was drawn."""
-    drawn: dict[str, list[list[list[int]]]] = {}
-    outside: dict[str, int] = {}
-    tokens = 0
+    """Unseeded texts, per setting and prompt: how often each letter was drawn."""
+    counted: dict[str, list[list[list[int]]]] = {}
+    texts: list[str] = []
+    branches = 0
     for name, setting in SETTINGS.items():
-        sampling = Sampling(max_tokens=TOKENS, n=SEQUENCES, logprobs=LISTED, **setting)
+        sampling = drawn(TOKENS, n=SEQUENCES, **setting)
         answers = probe.ask(
             [Request(prompt=probe.prompt(4, salt), sampling=sampling) for salt in range(PROMPTS)]
         )
-        lanes = [[answer, *answer.others] for answer in answers]
-        drawn[name] = [[_classes(lane) for lane in group] for group in lanes]
-        outside[name] = sum(_outside(lane, setting) for group in lanes for lane in group)
-        tokens += sum(len(lane.ranks) for group in lanes for lane in group)
-    return {"drawn": drawn, "outside": outside, "tokens": tokens}
+        groups = [[lane.text for lane in (answer, *answer.others)] for answer in answers]
+        counted[name] = [[_letters(text) for text in group] for group in groups]
+        texts += [text for group in groups for text in group]
+        if "top_k" in setting:
+            branches = max(_branches(group) for group in groups)
+    return {
+        "counted": counted,
+        "whole": sum(len(text) == TOKENS for text in texts),
+        "distinct": len(set(texts)),
+        "branches": branches,
+    }
 
 
 def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
     """See the module docstring."""
-    planned = len(SETTINGS) * PROMPTS * SEQUENCES * TOKENS
+    planned = len(SETTINGS) * PROMPTS * SEQUENCES
     found = [
-        equal("tokens_drawn", facts["tokens"], planned),
-        *(equal(f"outside_{name}", count, 0) for name, count in facts["outside"].items()),
+        equal("texts_of_full_length", facts["whole"], planned),
+        at_least("different_texts", facts["distinct"], planned // 8),
+        at_most("letters_after_one_beginning_under_top_k", facts["branches"], TOP_K),
     ]
     if base is not None:
         chances = []
         for name in SETTINGS:
             tests = [
                 stats.two_sample_g(mine, yours)
-                for mine, yours in zip(facts["drawn"][name], base["drawn"][name], strict=True)
+                for mine, yours in zip(facts["counted"][name], base["counted"][name], strict=True)
             ]
             statistic = math.fsum(test.statistic for test in tests)
             freedom = sum(test.df for test in tests)
@@ -81,32 +94,23 @@ def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
     return found
 
 
-def _classes(lane: Answer) -> list[int]:
-    """Counts per class of ranks, without the first token."""
-    counts = [0] * (len(BINS) + 1)
-    for rank in lane.ranks[1:]:
-        counts[next((i for i, end in enumerate(BINS) if rank <= end), len(BINS))] += 1
+def _letters(text: str) -> list[int]:
+    """Counts by place in the alphabet, without the first token."""
+    counts = [0] * len(LETTERS[0])
+    for index, letter in enumerate(text):
+        place = LETTERS[index % len(LETTERS)].find(letter)
+        if index and place >= 0:
+            counts[place] += 1
     return counts
 
 
-def _outside(lane: Answer, setting: dict[str, Any]) -> int:
-    """Tokens that the setting should have excluded. All settings that exclude have temperature 1.
-
-    Where the engine listed too few alternatives to tell, a token counts as inside.
-    """
-    found = 0
-    for rank, logprob, best, above in zip(
-        lane.ranks, lane.logprobs, lane.best, lane.above, strict=True
-    ):
-        if logprob is None or best is None:
-            found += 1
-        elif "top_k" in setting:
-            found += rank > setting["top_k"]
-        elif "min_p" in setting:
-            found += logprob < best + math.log(setting["min_p"]) - SLACK
-        elif "top_p" in setting:
-            found += above >= setting["top_p"] + SLACK
-    return found
+def _branches(texts: Sequence[str]) -> int:
+    """The most different letters that follow one and the same beginning."""
+    following: dict[str, set[str]] = defaultdict(set)
+    for text in texts:
+        for index, letter in enumerate(text):
+            following[text[:index]].add(letter)
+    return max((len(letters) for letters in following.values()), default=0)
 
 
 FEATURE = Feature("sampling", observe, checks)

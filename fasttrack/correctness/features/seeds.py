@@ -14,10 +14,11 @@ from fasttrack.correctness.features.probe import (
     Feature,
     Probe,
     at_least,
+    drawn,
     equal,
     greedy,
 )
-from fasttrack.engine.base import Request, Sampling
+from fasttrack.engine.base import Request
 from fasttrack.schema import Check
 
 DRAWS = 24
@@ -31,9 +32,7 @@ def observe(probe: Probe) -> Facts:
     prompt = probe.prompt(24)
 
     def draw(seed: int) -> Request:
-        sampling = Sampling(
-            max_tokens=TOKENS, temperature=0.8, top_p=0.95, seed=probe.seed * 1000 + seed
-        )
+        sampling = drawn(TOKENS, temperature=1.5, top_p=0.95, seed=probe.seed * 1000 + seed)
         return Request(prompt=prompt, sampling=sampling)
 
     asked = [draw(seed) for seed in range(DRAWS)]
