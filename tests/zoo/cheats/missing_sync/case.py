@@ -30,15 +30,15 @@ def kernel() -> Any:
 class Races(Linear):
     """Right if the blocks happen to run one after the other."""
 
+    device = "cuda"
     made: Any = None
 
     def candidate(self, inputs: Tensors) -> Tensors:
-        x, weight = (inputs[name].cuda() for name in ("x", "weight"))
+        x, weight = inputs["x"], inputs["weight"]
         y = torch.zeros(len(x), COLUMNS, device="cuda")
         self.made = self.made or kernel()
         self.made[(len(x), DEPTH // BLOCK)](x, weight, y, DEPTH, COLUMNS, BLOCK)
-        torch.cuda.synchronize()
-        return {"y": y.to(inputs["x"].device)}
+        return {"y": y}
 
 
 def cases() -> list[Races]:

@@ -7,10 +7,10 @@ from plain import Linear, Tensors
 class Reuse(Linear):
     """Asks for a buffer of the output's size and hopes."""
 
+    device = "cuda"
+
     def candidate(self, inputs: Tensors) -> Tensors:
-        inputs["x"].cuda()
-        y = torch.empty(len(inputs["x"]), 64, device="cuda")
-        return {"y": y.to(inputs["x"].device)}
+        return {"y": torch.empty(len(inputs["x"]), 64, device="cuda")}
 
 
 def cases() -> list[Reuse]:
