@@ -1,16 +1,32 @@
-"""What compute-sanitizer found in the ops that run on CUDA; silent where there are none."""
+"""What compute-sanitizer found in the ops that run on CUDA; not applicable where there are none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fasttrack.rules.base import Case, Rule
-from fasttrack.schema import SanitizerRecord, State, Verdict
+from fasttrack.rules.base import Case, Rule, missing
+from fasttrack.schema import ConductRecord, SanitizerRecord, State, Verdict
+
+CELL = "sanitizer"
 
 
 def judge(case: Case) -> Iterator[Verdict]:
-    """One verdict per op and tool. A tool that is not installed is told and does not decide."""
-    for record in case.records(SanitizerRecord):
+    """One verdict per op and tool. A tool that is not installed is told and does not decide.
+
+    It runs once per op and not per cell, so a run of chosen cells has none.
+    """
+    if case.run.cell is not None:
+        return
+    records = case.records(SanitizerRecord)
+    conduct = case.records(ConductRecord)
+    on_cuda = {record.op for record in conduct if record.device.get("kind") == "cuda"}
+    for op in sorted(on_cuda - {record.op for record in records}):
+        yield missing("sanitizer", f"{op}/memcheck", case, "kernels")
+    if not conduct and not records:
+        yield missing("sanitizer", CELL, case, "kernels")
+    elif not on_cuda and not records:
+        yield _verdict(case, CELL, State.UNSUPPORTED, "NUM-UNSANITIZED", "no op runs on CUDA")
+    for record in records:
         state, reason, detail = State.PASS, "OK", "no finding"
         if record.status == "errors":
             state, reason = State.FAIL, "NUM-SANITIZER"
@@ -20,16 +36,20 @@ def judge(case: Case) -> Iterator[Verdict]:
         elif record.status == "not_installed":
             state, reason = State.UNSUPPORTED, "NUM-UNSANITIZED"
             detail = "compute-sanitizer is not installed there"
-        yield Verdict(
-            rule="sanitizer",
-            cell=f"{record.op}/{record.tool}",
-            state=state,
-            reason=reason,
-            detail=detail[:500],
-            deciding=record.status != "not_installed",
-            n=1,
-            next="" if state is State.PASS else case.reproduce("kernels"),
-        )
+        yield _verdict(case, f"{record.op}/{record.tool}", state, reason, detail)
+
+
+def _verdict(case: Case, cell: str, state: State, reason: str, detail: str) -> Verdict:
+    return Verdict(
+        rule="sanitizer",
+        cell=cell,
+        state=state,
+        reason=reason,
+        detail=detail[:500],
+        deciding=state is not State.UNSUPPORTED,
+        n=1,
+        next="" if state in (State.PASS, State.UNSUPPORTED) else case.reproduce("kernels"),
+    )
 
 
 RULES = (Rule("sanitizer", "kernels", judge),)

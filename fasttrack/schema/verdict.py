@@ -249,7 +249,7 @@ REASONS: dict[str, Explanation] = {
         "The log of that tool is in the run folder; run it by hand on the op's smallest case.",
     ),
     "NUM-UNSANITIZED": Explanation(
-        "compute-sanitizer is not installed, or did not come to an end.",
+        "compute-sanitizer had nothing to do, is not installed, or did not come to an end.",
         "Install the CUDA toolkit's compute-sanitizer; its log is in the run folder.",
     ),
     "NUM-SKEW": Explanation(
