@@ -129,7 +129,7 @@ class MoeCase(_MlpCase):
         return plain + [{**plain[2], "router": kind} for kind in (1, 2)]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
-        """Degenerate routers: 1 ties, 2 NaN in the first request."""
+        """Degenerate routers: 1 ties, 2 NaN in the last request."""
         made = super().inputs(regime, seed)
         random = torch.Generator().manual_seed(seed)
         while (close := self._close_calls(made)).any():
@@ -140,7 +140,7 @@ class MoeCase(_MlpCase):
                 weight = made[f"{self.module}.{name}"]
                 made[f"{self.module}.{name}"] = torch.zeros_like(weight)
         elif regime["router"] == 2:
-            made["delta"][0] = common.NAN
+            made["delta"][-1] = common.NAN
         return made
 
     def _close_calls(self, inputs: Tensors) -> Tensor:

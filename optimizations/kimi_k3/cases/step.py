@@ -3,7 +3,7 @@
 Owns: inputs, truth, stock arithmetic and candidates. Read by: the harness.
 
 AttnRes amplifies differences from layer to layer, so `step` says that the units are joined
-correctly; how exact each is, their own cases say.
+correctly, with layers kept quiet; how exact each is, their own cases say.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kimi_k3.runtime.executor import Executor
 
 _PREFIX = "language_model."
 _UNUSED = (MODEL + "embed_tokens.weight", LM_HEAD)
+_OUTWARD = (".o_proj.weight", ".down_proj.weight", "routed_expert_up_proj.weight")
 _PER_REQUEST = ("hidden", "slots", "accepted", *mla.REQUESTS)
 _POOLS = [f"{name}.{layer}" for layer in DIMS.kda_layers for name in ("conv", "recurrent")]
 _CACHES = [f"cache.{layer}" for layer in DIMS.mla_layers]
@@ -124,11 +125,14 @@ class StepCase(Judged):
                 state[live] = torch.randn(count, *shape, generator=random)
                 made[f"{name}.{layer}"] = state
         weights = {n: t for n, t in common.weights(seed).items() if n not in _UNUSED}
-        for name, bias in weights.items():
+        for name, weight in weights.items():
             if name.endswith("e_score_correction_bias"):
                 # Far apart: which experts a token has is not for rounding to decide, five layers
                 # deep. Whether they are the right ones of all is for `moe` to say.
-                weights[name] = torch.randperm(len(bias), generator=random).to(bias.dtype)
+                weights[name] = torch.randperm(len(weight), generator=random).to(weight.dtype)
+            elif name.endswith(_OUTWARD):
+                # Layers that say little, so that no row's rounding grows far beyond the others'.
+                weights[name] = 0.1 * weight
         scalars = {name: torch.tensor(regime[name]) for name in ("batch", "tokens", "padding")}
         hidden = torch.randn(count, tokens, DIMS.hidden, generator=random)
         at = {"slots": torch.stack(slots, dim=1), "accepted": accepted}
