@@ -7,6 +7,7 @@ only `math`, only deterministic summation (`math.fsum`).
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -113,6 +114,54 @@ def t_interval(values: Sequence[float], level: float) -> Interval:
     centre = mean(values)
     half = t_quantile(level, len(values) - 1) * sd(values) / math.sqrt(len(values))
     return Interval(centre, centre - half, centre + half, len(values))
+
+
+def bootstrap_interval(values: Sequence[float], level: float, draws: int = 999) -> Interval:
+    """Studentised bootstrap interval of the mean; bounds as of `t_interval`, without its normality.
+
+    `values`: one per cluster. A resample of equal values has no t and is drawn again. The seed is
+    fixed: the same values give the same bounds everywhere. Raises `ValueError` for fewer than two.
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 12.5.
+    """
+    centre, spread, count = mean(values), sd(values), len(values)
+    if spread == 0.0:
+        return Interval(centre, centre, centre, count)
+    rng = random.Random(f"{count}/{draws}")
+    ratios: list[float] = []
+    while len(ratios) < draws:
+        drawn = rng.choices(values, k=count)
+        error = sd(drawn) / math.sqrt(count)
+        if error > 0.0:
+            ratios.append((mean(drawn) - centre) / error)
+    ratios.sort()
+    cut = max(1, math.floor(level * (draws + 1)))
+    error = spread / math.sqrt(count)
+    return Interval(
+        centre, centre - ratios[draws - cut] * error, centre - ratios[cut - 1] * error, count
+    )
+
+
+def mcnemar_harm(harmed: int, helped: int) -> float:
+    """P(at least `harmed` of all discordant pairs are harm) if harm and help were equally likely.
+
+    McNemar's exact test, one-sided: the upper tail of the binomial with probability a half.
+    """
+    pairs = harmed + helped
+    ways = sum(math.comb(pairs, k) for k in range(harmed, pairs + 1))
+    return float(ways / 2**pairs)
+
+
+def pairs_needed(spread: float, margin: float) -> int:
+    """Pairs with this standard deviation of differences that show non-inferiority with 80 % power.
+
+    At a one-sided level of 5 %, if the arms are equal: ((1.645 + 0.842) * spread / margin) ** 2.
+    """
+    return max(2, math.ceil((2.4865 * spread / margin) ** 2))
+
+
+def unseen_rate(n: int, level: float) -> float:
+    """The largest rate of an event that stays unseen in `n` trials with probability `level`."""
+    return float(1.0 - level ** (1.0 / n))
 
 
 def fisher_upper_tail(mine: int, other: int, n: int) -> float:

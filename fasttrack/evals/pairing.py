@@ -19,30 +19,51 @@ class Pair:
     base: ItemRecord
     candidate: ItemRecord
     control: ItemRecord | None
+    candidate_control: ItemRecord | None = None
+    """The candidate in the composition of `control`."""
+
+    @property
+    def alone(self) -> tuple[ItemRecord, ItemRecord] | None:
+        """Base and candidate, one request at a time; None unless both were asked."""
+        if self.control is None or self.candidate_control is None:
+            return None
+        return self.control, self.candidate_control
 
 
 def pair(records: Sequence[ItemRecord]) -> tuple[Pair, ...]:
     """Pairs in item order.
 
-    Raises `Unpaired` for missing items, double answers, transport errors or unequal prompts.
+    Raises `Unpaired` for missing items, double answers, transport errors, unequal prompts, or
+    a prompt of which one arm found more in its cache than the other.
     """
-    groups: dict[str, dict[str, ItemRecord]] = {"base": {}, "candidate": {}, "control": {}}
+    names = ("base", "candidate", "control", "candidate_control")
+    groups: dict[str, dict[str, ItemRecord]] = {name: {} for name in names}
     for record in records:
         if record.error:
             raise Unpaired(f"item {record.item} in {record.arm} failed: {record.error}"[:300])
-        name = "control" if record.repeat == "control" else record.arm
+        name: str = record.arm
+        if record.repeat == "control":
+            name = "control" if record.arm == "base" else "candidate_control"
         if record.item in groups[name]:
             raise Unpaired(f"item {record.item} was answered twice in {name}")
         groups[name][record.item] = record
-    base, candidate, control = groups["base"], groups["candidate"], groups["control"]
-    odd = sorted(base.keys() ^ candidate.keys()) or sorted(control.keys() - base.keys())
+    base, candidate, control, again = (groups[name] for name in names)
+    odd = sorted(base.keys() ^ candidate.keys())
+    odd = odd or sorted((control.keys() | again.keys()) - base.keys())
     if odd or not base:
         raise Unpaired(f"items answered in one arm only: {', '.join(odd[:5]) or 'all'}")
     for item, record in base.items():
-        for other in (candidate[item], control.get(item, record)):
+        for other in (candidate[item], control.get(item, record), again.get(item, record)):
             if other.prompt_sha256 != record.prompt_sha256:
                 raise Unpaired(f"item {item} was asked with different prompts")
-    return tuple(Pair(base[item], candidate[item], control.get(item)) for item in sorted(base))
+        alone = again.get(item), control.get(item)
+        for mine, stock in ((candidate[item], record), alone):
+            if mine and stock and mine.cached_tokens != stock.cached_tokens:
+                raise Unpaired(f"item {item} met different caches")
+    return tuple(
+        Pair(base[item], candidate[item], control.get(item), again.get(item))
+        for item in sorted(base)
+    )
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int:

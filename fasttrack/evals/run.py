@@ -1,4 +1,7 @@
-"""Stage 5: both arms answer the same items; base answers once more in another batch composition."""
+"""Stage 5: both arms answer the same items, as many at a time as the claim goes, and one at a time.
+
+Every round starts with an empty prefix cache, so that no answer rests on what another computed.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,13 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
             room = prompt_room(setting.target.max_model_len, spec["answer_tokens"])
             items = task.items(setting.seed, spec["items"], room)
             prompts = session.encode([item.prompt for item in items])
-            rounds: list[tuple[Literal["main", "control"], int]] = [("main", len(items))]
-            if arm == "base":
-                rounds.append(("control", CONTROL_CONCURRENCY))
+            together = min(len(items), max(setting.target.grid.batch))
+            rounds: tuple[tuple[Literal["main", "control"], int], ...] = (
+                ("main", together),
+                ("control", CONTROL_CONCURRENCY),
+            )
             for repeat, concurrency in rounds:
+                session.reset_prefix_cache()
                 setting.say(f"{task.name} ({arm}, {concurrency} at a time)")
                 records.extend(
                     _ask(session, name, arm, task, items, prompts, repeat, concurrency, spec)
@@ -68,6 +74,8 @@ def _ask(
                     arm=arm,
                     repeat=repeat,
                     concurrency=concurrency,
+                    prompt_tokens=len(prompts[i]),
+                    cached_tokens=answer.cached_tokens if answer else 0,
                     token_ids=answer.token_ids if answer else (),
                     text=answer.text if answer else "",
                     logprobs=answer.logprobs if answer else (),

@@ -1,4 +1,7 @@
-"""Evals: item-paired accuracy, and token-level divergence against a stock-stock control."""
+"""Evals: item-paired accuracy, and token-level divergence against a stock-stock control.
+
+Owns the divergence of freely generated answers; `accuracy` owns scores and lengths.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +10,29 @@ from dataclasses import dataclass
 
 from fasttrack import stats
 from fasttrack.evals.pairing import Pair, Unpaired, first_difference, pair
+from fasttrack.rules.accuracy import accuracy, alarms, incomplete, length
 from fasttrack.rules.base import Case, Rule, missing
 from fasttrack.schema import ItemRecord, State, Verdict
 
 
 def judge(case: Case) -> Iterator[Verdict]:
-    """Two verdicts per eval: accuracy and divergence."""
+    """Per eval: accuracy in its cells, harm alarm, length and divergence."""
     records = case.records(ItemRecord)
     names = dict.fromkeys(record.eval for record in records)
     if not names:
         yield missing("quality", "evals", case, "evals")
+    evals: dict[str, tuple[Pair, ...]] = {}
     for name in names:
         try:
             pairs = pair([record for record in records if record.eval == name])
         except Unpaired as error:
-            yield Verdict(
-                rule="quality",
-                cell=name,
-                state=State.INCOMPLETE,
-                reason="EVAL-INCOMPLETE",
-                detail=str(error),
-                next=case.reproduce("evals"),
-            )
+            yield incomplete(case, name, str(error))
             continue
-        yield _accuracy(case, name, pairs)
+        evals[name] = pairs
+        yield from accuracy(case, name, pairs)
+        yield length(case, name, pairs)
         yield _divergence(case, name, pairs)
-
-
-def _accuracy(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
-    """Non-inferiority of the mean item difference, candidate minus base."""
-    margin = case.policy.quality.accuracy_margin
-    base_mean = stats.mean([p.base.score for p in pairs])
-    difference = [p.candidate.score - p.base.score for p in pairs]
-    interval = stats.t_interval(difference, 0.05) if len(pairs) > 1 else None
-    deciding = True
-    if interval is None:
-        state, reason = State.INCONCLUSIVE, "EVAL-POWER"
-    elif base_mean == 0.0 and interval.estimate <= 0.0:
-        # A base that answers nothing right cannot show a loss: say so instead of passing.
-        state, reason = State.INSENSITIVE, "EVAL-FLOOR"
-        deciding = case.target.role != "development"
-    elif interval.lower > -margin:
-        worse = interval.upper < 0
-        state = State.NON_INFERIOR_BUT_WORSE if worse else State.NON_INFERIOR
-        reason = "EVAL-WORSE" if worse else "OK"
-    elif interval.upper < 0:
-        state, reason = State.INFERIOR, "EVAL-WORSE"
-    else:
-        state, reason = State.INCONCLUSIVE, "EVAL-POWER"
-    return Verdict(
-        rule="quality",
-        cell=f"{name}/accuracy",
-        state=state,
-        reason=reason,
-        detail=f"base scores {base_mean:.3f}, candidate "
-        f"{stats.mean([p.candidate.score for p in pairs]):.3f}, margin {margin:g}",
-        deciding=deciding,
-        estimate=interval.estimate if interval else None,
-        lower=interval.lower if interval else None,
-        upper=interval.upper if interval else None,
-        unit="score difference",
-        n=len(pairs),
-        next="" if reason == "OK" else case.reproduce("evals"),
-    )
+    yield from alarms(case, evals)
 
 
 @dataclass(frozen=True)
@@ -109,9 +72,11 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
     policy = case.policy.quality
     noise = [_drift(p.base, p.control) for p in pairs if p.control is not None]
     if len(noise) < len(pairs):
-        return _incomplete(case, name, f"{len(noise)} stock-stock controls of {len(pairs)}")
+        detail = f"{len(noise)} stock-stock controls of {len(pairs)}"
+        return incomplete(case, f"{name}/divergence", detail)
     if not any(d.compared for d in noise):
-        return _incomplete(case, name, "stock reports no log-probabilities to compare")
+        detail = "stock reports no log-probabilities to compare"
+        return incomplete(case, f"{name}/divergence", detail)
     noise_gap = max(d.gap for d in noise)
     noise_logprob = max(d.logprob for d in noise)
     allowed = policy.divergence_ratio * noise_logprob + policy.divergence_slack
@@ -170,17 +135,6 @@ def _parting(one: ItemRecord, other: ItemRecord, noise_gap: float) -> str | None
         return ""
     told = "one ends" if ended else "gap unknown" if gap is None else f"gap {gap:.3g}"
     return f"at token {position} ({told})"
-
-
-def _incomplete(case: Case, name: str, detail: str) -> Verdict:
-    return Verdict(
-        rule="quality",
-        cell=f"{name}/divergence",
-        state=State.INCOMPLETE,
-        reason="EVAL-INCOMPLETE",
-        detail=detail,
-        next=case.reproduce("evals"),
-    )
 
 
 RULES = (Rule("quality", "evals", judge),)

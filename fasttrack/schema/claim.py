@@ -311,6 +311,12 @@ class QualityPolicy(Frozen):
     """How evals are decided."""
 
     accuracy_margin: float = Field(default=0.05, gt=0)
+    alarm_level: float = Field(default=0.05, gt=0, lt=0.5)
+    """Level, over all evals together, of the test that more right answers are lost than won."""
+    length_margin: float = Field(default=0.03, gt=0)
+    """Relative change of the mean answer length that counts as none."""
+    length_share_margin: float = Field(default=0.01, gt=0)
+    """Further share of answers that may end at the token limit."""
     divergence_ratio: float = Field(default=2.0, ge=0)
     """Candidate's divergence from base, as a multiple of the stock-stock control's."""
     parting_level: float = Field(default=0.05, gt=0, lt=0.5)

@@ -293,8 +293,12 @@ class ItemRecord(Frozen):
     prompt_sha256: str
     arm: Arm
     repeat: Literal["main", "control"] = "main"
-    """`control`: base once more, in another batch composition."""
+    """`control`: once more, one request at a time. Base's is also stock against stock: the same
+    question in another batch composition."""
     concurrency: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that the engine found in its prefix cache."""
     token_ids: Sequence[int]
     text: str
     logprobs: Sequence[float | None] = ()

@@ -372,6 +372,15 @@ REASONS: dict[str, Explanation] = {
         "Answers are worse than base by more than the margin, or certainly worse.",
         "See which items flipped and at which token the arms part.",
     ),
+    "EVAL-ALARM": Explanation(
+        "The candidate loses right answers more often than it wins some, beyond chance: a "
+        "human has to look, even if the loss is within the margin.",
+        "Compare the answers to the items that flipped with stock's.",
+    ),
+    "EVAL-LENGTH": Explanation(
+        "Answers are shorter or longer than stock's, or more of them end at the token limit.",
+        "Look at the finish reasons, then at the first token at which a pair of answers parts.",
+    ),
     "EVAL-PARTED": Explanation(
         "A few answers part from stock at a decided token: too few to tell a fault from a near-tie "
         "inside the model, such as two experts whose router scores are equal up to rounding.",

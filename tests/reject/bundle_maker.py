@@ -244,7 +244,7 @@ def feature_records(clock: Clock, arm: Arm) -> list[Record]:
 
 
 def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
-    """Equal answers of both arms, and base's control; every fourth answer is wrong."""
+    """Equal answers of both arms, also in other batches; every fourth answer is wrong."""
     name = f"evals-{arm}"
     amounts = TIERS[tier]
     room = prompt_room(claim().targets["gpu-a"].max_model_len, amounts.answer_tokens)
@@ -252,15 +252,10 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
 
     def body() -> list[Record]:
         made: list[Record] = [
-            path(
-                "evals",
-                name,
-                arm,
-                f"evals/{TASK.name}/main/concurrency=4",
-                steps(clock, arm, 4, 90),
-            )
+            path("evals", name, arm, f"evals/{TASK.name}/{cell}", steps(clock, arm, rows, 90))
+            for cell, rows in (("main/concurrency=4", 4), ("control/concurrency=2", 2))
         ]
-        for repeat in ("main", "control") if arm == "base" else ("main",):
+        for repeat in ("main", "control"):
             for index, item in enumerate(items):
                 tokens = tuple(range(index, index + 6))
                 text = f" {item.answer}" if index % 4 else " I do not know"

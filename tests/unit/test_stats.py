@@ -208,3 +208,35 @@ def test_holm_multiplies_by_what_is_left() -> None:
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
     assert stats.holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("harmed", "of", "alarm"),
+    [(5, 5, True), (4, 4, False), (7, 8, True), (6, 8, False), (9, 10, True), (10, 12, True),
+     (12, 16, True), (11, 16, False), (15, 20, True), (20, 30, True), (26, 40, True)],
+)  # fmt: skip
+def test_mcnemar_harm_alarms_where_the_binomial_tail_does(
+    harmed: int, of: int, alarm: bool
+) -> None:
+    assert (stats.mcnemar_harm(harmed, of - harmed) <= 0.05) is alarm
+
+
+def test_mcnemar_harm_of_nothing_is_certain() -> None:
+    assert stats.mcnemar_harm(0, 0) == 1.0
+    assert stats.mcnemar_harm(5, 0) == 1 / 32
+
+
+def test_bootstrap_interval_is_student_s_where_that_is_right() -> None:
+    values = [math.sin(i * 12.9898) for i in range(120)]
+    student, bootstrap = stats.t_interval(values, 0.05), stats.bootstrap_interval(values, 0.05)
+    assert bootstrap == stats.bootstrap_interval(values, 0.05)
+    assert bootstrap.lower == pytest.approx(student.lower, abs=0.03)
+    assert bootstrap.upper == pytest.approx(student.upper, abs=0.03)
+    assert stats.bootstrap_interval([2.0] * 5, 0.05) == stats.Interval(2.0, 2.0, 2.0, 5)
+
+
+def test_pairs_needed_and_rates_unseen() -> None:
+    assert [stats.pairs_needed(sd, m) for sd, m in ((0.2, 0.03), (0.3, 0.05), (0.15, 0.02))] == [
+        275, 223, 348,
+    ]  # fmt: skip
+    assert stats.unseen_rate(59, 0.05) == pytest.approx(0.0495, abs=1e-4)

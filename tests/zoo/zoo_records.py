@@ -45,6 +45,7 @@ from fasttrack.schema import (
 )
 from fasttrack.schema.record import IsolationFinding, Stage
 
+ARMS: tuple[Arm, Arm] = ("base", "candidate")
 SWITCH = {"base": "auto", "candidate": "latency_specialized"}
 WINDOW = 12
 """Steady steps of a sample, after three of warm-up."""
@@ -455,14 +456,17 @@ def item(
 
 
 def answers(count: int = 20, noise: float = 0.0) -> list[ItemRecord]:
-    """Equal answers of both arms and base's control, which moves by `noise` nats."""
+    """Equal answers of both arms, and their controls, which move by `noise` nats."""
     made = []
     for index in range(count):
         score = float(index % 5 != 0)
         made += [
             item(index, "base", score=score),
             item(index, "candidate", score=score),
-            item(index, "base", "control", score=score, shift=noise, gap=2.0 + noise),
+            *(
+                item(index, arm, "control", score=score, shift=noise, gap=2.0 + noise)
+                for arm in ARMS
+            ),
         ]
     return made
 
@@ -470,9 +474,10 @@ def answers(count: int = 20, noise: float = 0.0) -> list[ItemRecord]:
 def evals(records: Sequence[Record] | None = None) -> list[Record]:
     """The stage: answers, sessions and paths."""
     made: list[Record] = list(answers() if records is None else records)
-    for arm in ("base", "candidate"):
-        cell = "evals/recall/main/concurrency=8"
-        made += [session("evals", f"evals-{arm}", arm), path("evals", arm, cell=cell)]
+    for arm in ARMS:
+        made.append(session("evals", f"evals-{arm}", arm))
+        for cell in ("main/concurrency=8", "control/concurrency=2"):
+            made.append(path("evals", arm, cell=f"evals/recall/{cell}"))
     return made
 
 

@@ -19,6 +19,7 @@ def test_pairs_come_in_item_order_with_their_control() -> None:
     for p in pairs:
         assert p.candidate.item == p.base.item
         assert p.control is not None and p.control.repeat == "control"
+        assert p.alone is not None and [r.arm for r in p.alone] == ["base", "candidate"]
 
 
 def test_the_control_may_be_absent() -> None:

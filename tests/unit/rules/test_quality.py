@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 import zoo_records as zoo
 
-from fasttrack.rules import quality
+from fasttrack import stats
+from fasttrack.rules import accuracy, quality
 from fasttrack.schema import ItemRecord, Policy, State, Verdict
 from fasttrack.schema.claim import QualityPolicy
 
@@ -26,6 +27,7 @@ def scored(count: int, wrong: int) -> list[ItemRecord]:
             zoo.item(index, "base"),
             zoo.item(index, "base", "control"),
             zoo.item(index, "candidate", score=float(index >= wrong)),
+            zoo.item(index, "candidate", "control"),
         ]
     return made
 
@@ -63,7 +65,9 @@ def test_margin_comes_from_policy() -> None:
 def test_drift_is_allowed_up_to_a_multiple_of_stock_s_own(shift: float, state: State) -> None:
     # Stock moved by 2e-3 nats: twice that and the slack of 1e-3 are allowed.
     records = [
-        r if r.arm == "base" else zoo.item(index // 3, "candidate", score=r.score, shift=shift)
+        zoo.item(index // 4, "candidate", score=r.score, shift=shift)
+        if (r.arm, r.repeat) == ("candidate", "main")
+        else r
         for index, r in enumerate(zoo.answers(noise=2e-3))
     ]
     verdict = judge(records)["recall/divergence"]
@@ -128,4 +132,51 @@ def test_after_the_answers_part_nothing_is_compared() -> None:
 
 def test_evals_are_judged_apart() -> None:
     other = zoo.changed(zoo.answers(), ItemRecord, eval="other")
-    assert len(judge([*zoo.answers(), *other])) == 4
+    verdicts = judge([*zoo.answers(), *other])
+    kinds = ("accuracy", "accuracy/concurrency=1", "alarm", "divergence", "length")
+    assert set(verdicts) == {f"{name}/{kind}" for name in ("recall", "other") for kind in kinds}
+    assert {v.reason for v in verdicts.values()} == {"OK"}
+
+
+def test_samples_of_one_item_are_one_cluster() -> None:
+    records = []
+    for sample in range(40):
+        name = f"recall-{sample % 2}#{sample}"
+        records += [
+            zoo.item(sample, "base", item=name),
+            zoo.item(sample, "candidate", item=name, score=float(sample % 4 > 1)),
+        ]
+    assert judge(records)["recall/accuracy"].n == 2
+
+
+def test_a_loss_that_only_one_interval_sees_is_not_decided() -> None:
+    # Skewed differences: Student's bound clears the margin, the bootstrap's does not.
+    student = stats.Interval(-0.02, -0.049, 0.009, 30)
+    bootstrap = stats.Interval(-0.02, -0.06, 0.001, 30)
+    assert accuracy._state(student, bootstrap, 0.05) == (State.INCONCLUSIVE, False)
+    assert accuracy._state(student, student, 0.05) == (State.NON_INFERIOR, True)
+
+
+@pytest.mark.parametrize(
+    ("longer", "state"),
+    [([0] * 20, State.PASS), ([1] * 20, State.FAIL), ([1] + [0] * 19, State.PASS),
+     ([3, -3] * 10, State.INCONCLUSIVE)],
+)  # fmt: skip
+def test_lengths_are_equal_within_the_margin(longer: list[int], state: State) -> None:
+    records = []
+    for index, more in enumerate(longer):
+        for arm in zoo.ARMS:
+            count = 16 + (more if arm == "candidate" else 0)
+            records.append(zoo.item(index, arm, tokens=range(count), finish_reason="stop"))
+    verdict = judge(records)["recall/length"]
+    assert verdict.state is state, (verdict.lower, verdict.upper)
+
+
+def test_alarms_are_corrected_over_all_evals() -> None:
+    def lost(count: int, name: str) -> list[ItemRecord]:
+        return zoo.changed(scored(20, count), ItemRecord, eval=name)
+
+    assert judge(lost(5, "one"))["one/alarm"].state is State.INCONCLUSIVE
+    verdicts = judge([*lost(5, "one"), *lost(0, "two")])
+    assert verdicts["one/alarm"].state is State.PASS
+    assert "p = 0.062 over 2 evals" in verdicts["one/alarm"].detail

@@ -362,6 +362,25 @@ QUALITY = (
             "recall/divergence", State.INCOMPLETE, "EVAL-INCOMPLETE", "19 stock-stock controls"),
     quality("worse", edited(lambda r: r.arm == "candidate" and int(r.item[7:]) % 2 == 0, score=0.0),
             "recall/accuracy", State.INFERIOR, "EVAL-WORSE"),
+    quality("loses_right_answers", edited(lambda r: r.arm == "candidate"
+            and int(r.item[7:]) % 2 == 0, score=0.0), "recall/alarm", State.INCONCLUSIVE,
+            "EVAL-ALARM", "8 right answers lost, 0 won"),
+    quality("worse_alone_only", edited(lambda r: r.arm == "candidate" and r.repeat == "control"
+            and int(r.item[7:]) % 2 == 0, score=0.0), "recall/accuracy/concurrency=1",
+            State.INFERIOR, "EVAL-WORSE"),
+    quality("worse_on_long_prompts", [
+        r.model_copy(update={
+            "prompt_tokens": 900 if int(r.item[7:]) >= 10 else 400,
+            "score": 0.0 if r.arm == "candidate" and int(r.item[7:]) >= 12 else r.score,
+        }) for r in zoo.answers()
+    ], "recall/accuracy/prompt_tokens=900-900", State.INFERIOR, "EVAL-WORSE"),
+    quality("never_asked_alone", [r for r in zoo.answers() if not (
+            r.arm == "candidate" and r.repeat == "control")], "recall/accuracy/concurrency=1",
+            State.INCOMPLETE, "EVAL-INCOMPLETE", "0 of 20 items"),
+    quality("short_answers", edited(lambda r: r.arm == "candidate", token_ids=tuple(range(6)),
+            finish_reason="stop"), "recall/length", State.FAIL, "EVAL-LENGTH", "stop 40"),
+    quality("met_a_warm_cache", edited(answer(2, "candidate"), cached_tokens=64), *OPEN,
+            "different caches"),
     quality("maybe_worse", edited(answer(4, "candidate"), score=0.0), "recall/accuracy",
             State.INCONCLUSIVE, "EVAL-POWER"),
     quality("one_item", [r for r in zoo.answers() if r.item == "recall-1"], "recall/accuracy",

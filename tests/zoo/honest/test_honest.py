@@ -114,9 +114,9 @@ CASES = (
         zoo.honest_run(
             evals=zoo.evals(
                 [
-                    r
-                    if r.arm == "base"
-                    else zoo.item(i // 3, "candidate", score=r.score, shift=3e-3)
+                    zoo.item(i // 4, "candidate", score=r.score, shift=3e-3)
+                    if (r.arm, r.repeat) == ("candidate", "main")
+                    else r
                     for i, r in enumerate(zoo.answers(noise=2e-3))
                 ]
             )
