@@ -144,6 +144,33 @@ EXPLANATIONS: dict[str, Explanation] = {
         "set it did not report that value back, so both arms would run the same code.",
         "Check [switch] in claim.toml and that the plugin is installed and listed in [plugin].",
     ),
+    "EVL-001": Explanation(
+        "The data file of an external eval is missing or cannot be read. It is never replaced by "
+        "another set.",
+        "Put the official file where claim.toml says, or mend `file` under the target's evals.",
+    ),
+    "EVL-002": Explanation(
+        "The data file of an external eval has another digest than the claim pins.",
+        "Get the file the claim was written for, or pin the new digest on purpose.",
+    ),
+    "EVL-003": Explanation(
+        "The data file of an external eval is not in the official form, or has no rows.",
+        "The message names the first bad row and the columns that are needed.",
+    ),
+    "EVL-004": Explanation(
+        "An item's rendered prompt and its answer do not fit the target's context. Items are never "
+        "left out, so nothing is asked.",
+        "Raise `max_model_len`, lower `answer_tokens`, or use a file of shorter items.",
+    ),
+    "EVL-005": Explanation(
+        "The claim names an external eval whose items are not frozen.",
+        "Run `fasttrack evals prepare FOLDER --target NAME` and keep the file it writes.",
+    ),
+    "EVL-006": Explanation(
+        "The frozen items of an external eval are not those of the claim, the data file, the "
+        "scorer or the model's rendered prompts.",
+        "The message says what differs. If it was meant to, prepare the items again.",
+    ),
     "ENV-001": Explanation(
         "A Python package that this command needs is not installed.",
         "Install the extra named in the message. `fasttrack doctor` shows all of them.",

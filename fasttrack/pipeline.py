@@ -23,6 +23,7 @@ from fasttrack.claim import Frozen
 from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError, Interrupted, RunError
+from fasttrack.evals import manifest
 from fasttrack.report import build, markdown
 from fasttrack.schema import (
     STAGES,
@@ -101,6 +102,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
     claim = frozen.claim
     made = plan.make(claim, options.target, options.tier, options.seed)
     target = claim.targets[options.target]
+    items = manifest.load(claim, options.target, frozen.folder)
     engine = get_engine(target.engine)
     engine.check()
     weights: Path | None = None
@@ -110,9 +112,9 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
         weights, weights_sha256 = checkpoints.ensure(
             target.checkpoint, options.cache / "checkpoints", options.cache / "logs"
         )
-    folder = _folder(frozen, options, made, weights_sha256)
+    folder = _folder(frozen, options, made, items, weights_sha256)
     with RunFolder.open(folder) as run:
-        info = _freeze(run, frozen, options, made, watcher)
+        info = _freeze(run, frozen, options, made, items, watcher)
         setting = Setting(
             claim=claim,
             target_name=options.target,
@@ -127,6 +129,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             say=watcher.say,
             cell=options.cell,
             base=options.base,
+            journal=folder / "journal",
         )
         try:
             _measure(run, setting, made, info.stages, watcher)
@@ -145,11 +148,18 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
     return Result(folder=folder, bundle=bundle, outcome=outcome, verdicts=verdicts)
 
 
-def _folder(frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: str) -> Path:
+def _folder(
+    frozen: Frozen,
+    options: Options,
+    made: plan.Plan,
+    items: manifest.Manifests,
+    weights_sha256: str,
+) -> Path:
     """The folder of this very run: an unfinished one, or the next free name."""
     key = digest(
         {
             "plan": made.json_value(),
+            "items": items.json_value(),
             "stages": list(options.stages),
             "cell": options.cell,
             "base": options.base,
@@ -173,7 +183,12 @@ def _folder(frozen: Frozen, options: Options, made: plan.Plan, weights_sha256: s
 
 
 def _freeze(
-    run: RunFolder, frozen: Frozen, options: Options, made: plan.Plan, watcher: Watcher
+    run: RunFolder,
+    frozen: Frozen,
+    options: Options,
+    made: plan.Plan,
+    items: manifest.Manifests,
+    watcher: Watcher,
 ) -> RunInfo:
     """Write claim, policy, plan and run information before anything is measured; keep the first."""
     stages = tuple(stage for stage in STAGES if stage in options.stages)
@@ -188,6 +203,7 @@ def _freeze(
         claim_sha256=frozen.claim.digest(),
         policy_sha256=options.policy.digest(),
         plan_sha256=digest(made.json_value()),
+        evals_sha256=items.digest() if items.manifests else "",
         harness_version=__version__,
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -204,6 +220,8 @@ def _freeze(
     run.write_json("claim/claim.json", frozen.claim.json_value())
     run.write_json("claim/policy.json", options.policy.json_value())
     run.write_json("claim/plan.json", made.json_value())
+    if items.manifests:
+        run.write_json("claim/evals.json", items.json_value())
     run.write_json("claim/run.json", info.json_value())
     return info
 

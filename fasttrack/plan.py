@@ -105,17 +105,23 @@ def check_stages(names: tuple[str, ...]) -> tuple[Stage, ...]:
     return tuple(stage for stage in STAGES if stage in names)
 
 
-def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
-    """The plan of a claim on one target.
-
-    Raises `UsageError` CLM-004 for an unknown target, CLM-005 for a grid without room to decode.
-    """
+def check_target(claim: Claim, target: str) -> Target:
+    """A target by name; raises `UsageError` CLM-004 for an unknown one."""
     if target not in claim.targets:
         raise UsageError(
             "CLM-004",
             f"{claim.name} has no target {target!r}",
             next_step=f"choose from {', '.join(claim.targets)}",
         )
+    return claim.targets[target]
+
+
+def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
+    """The plan of a claim on one target.
+
+    Raises `UsageError` CLM-004 for an unknown target, CLM-005 for a grid without room to decode.
+    """
+    check_target(claim, target)
     amounts = TIERS[tier]
     cells = claim.cells(target)
     _check_room(claim.targets[target], amounts)
@@ -146,6 +152,10 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
         steps = amounts.answer_tokens * (1 + amounts.items / 2)
         add("evals", arm, boot + steps * step,
             arm=arm, items=amounts.items, answer_tokens=amounts.answer_tokens)  # fmt: skip
+    for name, external in sorted(claim.targets[target].evals.items()):
+        for arm in ("base", "candidate"):
+            add("evals", f"{name}-{arm}", boot + external.samples * external.answer_tokens * step,
+                arm=arm, external=name)  # fmt: skip
     session = boot + sum(
         cell.batch * cell.context_tokens / prefill
         + amounts.window_steps * step * (1 + cell.batch / 32)

@@ -3,6 +3,8 @@
 The run folder and the archive share one layout::
 
     claim/{claim.toml,claim.json,policy.json,plan.json,run.json}     claim    frozen beforehand
+    claim/evals.json                                                 claim    items, where the
+                                                                              claim has such evals
     {isolation,kernels,features,evals,perf}/<unit>.jsonl             record   one file per unit
     <stage>/failures.jsonl                                           record   units that failed
     verdicts.json  provenance.json  report/report.md                 results
@@ -31,6 +33,7 @@ CLAIM = "claim/claim.json"
 POLICY = "claim/policy.json"
 PLAN = "claim/plan.json"
 RUN = "claim/run.json"
+EVALS = "claim/evals.json"
 VERDICTS = "verdicts.json"
 PROVENANCE = "provenance.json"
 REPORT = "report/report.md"
@@ -62,6 +65,7 @@ _SIGNATURE = re.compile(r"signatures/([1-9][0-9]?)\.(sig|json|json\.sig)\Z")
 _KEYLESS = re.compile(r"sigstore/([1-9])\.json\Z")
 _FIXED: dict[str, Role] = {
     CLAIM_TOML: "claim", CLAIM: "claim", POLICY: "claim", PLAN: "claim", RUN: "claim",
+    EVALS: "claim",
     VERDICTS: "verdict", PROVENANCE: "provenance", REPORT: "report",
 }  # fmt: skip
 

@@ -28,6 +28,8 @@ from fasttrack.schema import Outcome, State
 
 MAX_TALK = 2000
 """Characters of a cause or a log tail that are shown; the rest is in the log."""
+SILENCE_S = 30.0
+"""Between two lines about the inside of a unit, where there is no bar."""
 TRACEBACK = "Traceback (most recent call last)"
 
 JsonOption = Annotated[
@@ -132,7 +134,7 @@ class Bar(Watcher):
         self._task: TaskID | None = None
         self._total = self._planned = self._took = 0.0
         self._units = self._done = 0
-        self._started = time.monotonic()
+        self._started = self._said = time.monotonic()
 
     def begin(self, total_s: float, units: int, done: int) -> None:
         """See `Watcher`."""
@@ -166,6 +168,9 @@ class Bar(Watcher):
         """See `Watcher`."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=text[:60])
+        elif time.monotonic() - self._said >= SILENCE_S:
+            self._said = time.monotonic()
+            self._console.print(f"    {text}", markup=False)
 
     def note(self, text: str) -> None:
         """See `Watcher`."""

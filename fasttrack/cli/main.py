@@ -13,6 +13,7 @@ from fasttrack.cli.audit import audit
 from fasttrack.cli.challenge import challenge
 from fasttrack.cli.diff import diff
 from fasttrack.cli.doctor import doctor
+from fasttrack.cli.evals import app as evals
 from fasttrack.cli.explain import explain
 from fasttrack.cli.gate import gate
 from fasttrack.cli.init import init
@@ -69,6 +70,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
+app.add_typer(evals, name="evals")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -35,7 +35,8 @@ FAULTS = (
     *("slow", "falls_back_in_evals", "falls_back_above_8"),
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
-    "refuses_neighbours",
+    *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
+    *("fails_in_evals", "dies_in_evals"),
 )
 FACTS = {
     "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},
@@ -109,6 +110,7 @@ class Backend:
             self._random,
         )
         self._left = 0
+        self._calls = 0
         if self._fault == "raise_at_import":
             raise Coded("ENG-002", "ImportError: planted: raised at import")
         unrelated = session.startswith("neighbour") and self._fault == "refuses_neighbours"
@@ -152,6 +154,12 @@ class Backend:
         """Bytes are tokens."""
         return {"ids": [list(text.encode()) for text in texts]}
 
+    def chat(self, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
+        """A template of three markers."""
+        said = "".join(f"<|{one['role']}|>{one['content']}<|end|>" for one in messages)
+        extra = "<|system|>Be brief.<|end|>" if self._fault == "changes_template" else ""
+        return {"text": f"{extra}{said}<|assistant|>"}
+
     def generate(
         self, requests: Sequence[dict[str, Any]], full_decode_steps: int | None
     ) -> dict[str, Any]:
@@ -167,12 +175,20 @@ class Backend:
         longest = max(len(request.prompt) for request in asked)
         if longest >= self._target.max_model_len and self._fault != "truncates":
             raise Coded("ENG-006", f"a prompt of {longest} tokens leaves no room for an answer")
+        self._calls += 1
+        if self._session.startswith("evals") and self._calls == 2:
+            if self._fault == "fails_in_evals":
+                raise Coded("ENG-006", "planted: out of blocks")
+            if self._fault == "dies_in_evals":
+                os.kill(os.getpid(), signal.SIGKILL)
         if self._fault == "shed_load":
             asked = asked[: max(1, len(asked) - 1)]
         lanes = [Lane(r, i, self._room(r)) for r in asked for i in range(r.sampling.n)]
         for lane in lanes:
             lane.cached = self._cached(lane.request.prompt)
             lane.waiting = len(lane.request.prompt) - lane.cached
+            if self._fault == "cuts_prompts":
+                lane.waiting = 1 + lane.waiting // 2
         steps: list[EngineStep] = []
         path: list[PathStep] = []
         full = preempted = 0
@@ -313,6 +329,7 @@ if __name__ == "__main__":
         {
             "start": backend.start,
             "encode": backend.encode,
+            "chat": backend.chat,
             "generate": backend.generate,
             "inspect": backend.inspect,
             "reset_prefix_cache": backend.reset_prefix_cache,

@@ -94,6 +94,11 @@ class Model:
             sampling.include_stop_str_in_output and isinstance(reason, str)
         ):
             text = text[: len(text) - (len(reason) if isinstance(reason, str) else 1)]
+        if self._fault == "echoes":
+            drawn = [(token, 0) for token in lane.request.prompt[: len(drawn)]]
+            text = "".join(chr(token) for token, _ in drawn)
+        if self._fault == "ignores_max_tokens":
+            drawn, text = [*drawn, (33, 0)], f"{text}!"
         wanted = sampling.structured
         if wanted and self._fault != "broken_json":
             if "regex" not in wanted:

@@ -99,6 +99,14 @@ class Backend:
         tokenizer = self._llm.get_tokenizer()
         return {"ids": [tokenizer.encode(t, add_special_tokens=False) for t in texts]}
 
+    def chat(self, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
+        """A conversation through the tokenizer's chat template."""
+        tokenizer = self._llm.get_tokenizer()
+        text = tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+        return {"text": text}
+
     def generate(
         self, requests: Sequence[dict[str, Any]], full_decode_steps: int | None
     ) -> dict[str, Any]:
@@ -391,6 +399,7 @@ if __name__ == "__main__":
         {
             "start": backend.start,
             "encode": backend.encode,
+            "chat": backend.chat,
             "generate": backend.generate,
             "inspect": backend.inspect,
             "reset_prefix_cache": backend.reset_prefix_cache,

@@ -1,9 +1,9 @@
 """The engine protocol: what every room may ask of an engine, and the nouns it speaks in.
 
 Owns: `Launch`, `Sampling`, `Request`, `Session`, `Engine` and what a child answers: `SessionInfo`,
-`Encoded`, `Generation`, `Answer`, `Caches`, `Inspection`, `End`. Knows no flags of any engine: an
-engine is a child module that answers ``start``, ``encode``, ``generate``, ``reset_prefix_cache``,
-``caches``, ``inspect``, ``end``.
+`Encoded`, `Rendered`, `Generation`, `Answer`, `Caches`, `Inspection`, `End`. Knows no flags of any
+engine: an engine is a child module that answers ``start``, ``encode``, ``chat``, ``generate``,
+``reset_prefix_cache``, ``caches``, ``inspect``, ``end``.
 """
 
 from __future__ import annotations
@@ -145,6 +145,12 @@ class Encoded(Frozen):
     ids: tuple[tuple[int, ...], ...]
 
 
+class Rendered(Frozen):
+    """A conversation as the text that is tokenised."""
+
+    text: str
+
+
 class End(Frozen):
     """What a session says when it ends."""
 
@@ -200,6 +206,12 @@ class Session:
         """Token ids of texts, without special tokens."""
         answer, _ = self._child.call("encode", self._timeout_s, texts=list(texts))
         return list(_parsed(self._child, "encode", Encoded, answer).ids)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Messages (`role`, `content`) through the model's own chat template, up to the answer."""
+        told = [dict(message) for message in messages]
+        answer, _ = self._child.call("chat", self._timeout_s, messages=told)
+        return _parsed(self._child, "chat", Rendered, answer).text
 
     def generate(
         self, requests: Sequence[Request], *, full_decode_steps: int | None = None

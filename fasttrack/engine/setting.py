@@ -53,6 +53,8 @@ class Setting:
     """Glob over cell names for authors; None measures all."""
     base: str | None = None
     """Reference of the protected branch; None: as CI says, else the default branch."""
+    journal: Path | None = None
+    """Folder for what a unit wants to keep of itself should it be interrupted."""
 
     @property
     def target(self) -> Target:
@@ -86,8 +88,11 @@ class Setting:
         out: list[Record],
         variant: Variant = AS_TARGETED,
         count_nans: bool = False,
+        on_ready: Callable[[SessionRecord], None] | None = None,
     ) -> Iterator[Session]:
         """Boot an arm, hand it out, stop it and append its `SessionRecord` to `out`.
+
+        `on_ready` is given the record of the session as if it ended at once.
 
         Raises what `Engine.start` raises, and CLM-006 when the switch is not in effect.
         """
@@ -99,9 +104,7 @@ class Setting:
             expected = getattr(self.claim.switch, arm)
             check_switch(session.info, expected, self.claim.switch.key)
             ready = time.monotonic()
-            yield session
-        out.append(
-            SessionRecord(
+            record = SessionRecord(
                 stage=stage,
                 session=name,
                 arm=arm,
@@ -109,16 +112,19 @@ class Setting:
                 started_utc=started,
                 start_s=start,
                 ready_s=ready,
-                end_s=time.monotonic(),
+                end_s=ready,
                 switch=session.info.switch,
                 fingerprint={
                     **session.info.fingerprint,
                     "checkpoint": self.checkpoint_sha256,
                     "source": source,
                 },
-                peak_rss_mib=session.peak_rss_mib,
             )
-        )
+            if on_ready is not None:
+                on_ready(record)
+            yield session
+        ended = {"end_s": time.monotonic(), "peak_rss_mib": session.peak_rss_mib}
+        out.append(record.model_copy(update=ended))
 
 
 def path_record(

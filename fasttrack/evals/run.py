@@ -5,12 +5,13 @@ Every round starts with an empty prefix cache, so that no answer rests on what a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from fasttrack.engine.base import Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
+from fasttrack.evals.external.run import run as external
+from fasttrack.evals.manifest import prompt_digest
 from fasttrack.evals.task import EvalTask, Item, prompt_room
 from fasttrack.evals.tasks import registry
 from fasttrack.schema import Arm, ItemRecord, Record
@@ -20,6 +21,8 @@ CONTROL_CONCURRENCY = 1
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """All tasks in one arm, in one engine session."""
+    if "external" in spec:
+        return external(setting, spec["arm"], spec["external"])
     arm: Arm = spec["arm"]
     name = f"evals-{arm}"
     records: list[Record] = []
@@ -70,7 +73,7 @@ def _ask(
                 ItemRecord(
                     eval=task.name,
                     item=items[i].id,
-                    prompt_sha256=_prompt_digest(prompts[i]),
+                    prompt_sha256=prompt_digest(prompts[i]),
                     arm=arm,
                     repeat=repeat,
                     concurrency=concurrency,
@@ -86,7 +89,3 @@ def _ask(
                 )
             )
     return records
-
-
-def _prompt_digest(ids: Sequence[int]) -> str:
-    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()

@@ -148,6 +148,30 @@ class Checkpoint(Frozen):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
 
+ExternalName = Literal["aime25", "mrcr"]
+
+
+class ExternalEval(Frozen):
+    """A public benchmark on the user's own copy of its data, asked beside the embedded tasks."""
+
+    file: str = Field(min_length=1, max_length=400)
+    """Path from the optimization's folder: JSON lines or Parquet, in the official form."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest the file must have; without one, that of the file when its items are frozen."""
+    answer_tokens: Positive
+    """Most tokens of an answer."""
+    samples: Annotated[int, Field(ge=1, le=256)] = 1
+    """Answers per item, each drawn from a recorded seed of its own; the score is their mean."""
+    temperature: float = Field(default=0.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> ExternalEval:
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError("samples above 1 need a temperature: greedy answers are all one")
+        return self
+
+
 class Target(Frozen):
     """One combination of hardware, parallelism and checkpoint."""
 
@@ -161,6 +185,8 @@ class Target(Frozen):
     engine_args: Mapping[str, Any] = Field(default_factory=dict)
     """Further engine arguments, equal in both arms."""
     grid: Grid
+    evals: Mapping[ExternalName, ExternalEval] = Field(default_factory=dict)
+    """External evals; `fasttrack evals prepare` freezes their items."""
     baseline_note: str = ""
     """What stock is on this target, shown in the report (e.g. that it is the plugin's own)."""
 

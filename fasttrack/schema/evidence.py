@@ -121,6 +121,8 @@ class RunInfo(Frozen):
     claim_sha256: str
     policy_sha256: str
     plan_sha256: str
+    evals_sha256: str = ""
+    """Of `claim/evals.json`, the frozen items of external evals; empty where there are none."""
     harness_version: str
     created_utc: str
     self_test: SelfTest | None = None

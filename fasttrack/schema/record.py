@@ -308,6 +308,8 @@ class ItemRecord(Frozen):
     finish_reason: str
     score: float
     error: str = ""
+    seed: int | None = None
+    """Of a sampled answer: the request's own seed."""
 
 
 class SampleRecord(Frozen):

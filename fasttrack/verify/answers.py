@@ -8,13 +8,17 @@ Read by `steps`.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from fasttrack.bundle import layout
+from fasttrack.bundle.documents import model, strict_json
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import VerificationFailed
+from fasttrack.evals.manifest import Manifest, Manifests, PlannedItem, sample_name
+from fasttrack.evals.scorers import SCORERS
 from fasttrack.evals.task import EvalTask, Item, prompt_room
 from fasttrack.evals.tasks import registry
 from fasttrack.schema import ItemRecord, Record
@@ -33,9 +37,13 @@ def check(bundle: Bundle, sourced: Sequence[tuple[str, Record]]) -> int:
     for name, record in sourced:
         if isinstance(record, ItemRecord):
             groups[record.eval, record.arm, record.repeat].append((name, record))
+    frozen = _frozen(bundle)
     tasks = {task.name: task for task in registry()}
     made: dict[str, dict[str, Item]] = {}
     for (wanted, *_), answers in groups.items():
+        if wanted in frozen:
+            _check_frozen(frozen[wanted], answers)
+            continue
         task = tasks.get(wanted)
         if task is None:
             raise VerificationFailed(
@@ -72,6 +80,68 @@ def _check_count(amounts: Mapping[str, int], answers: Sequence[tuple[str, ItemRe
             f"{amounts['items']}",
             cell=name,
         )
+
+
+def _frozen(bundle: Bundle) -> dict[str, Manifest]:
+    """Frozen items of external evals, which are those that run and claim name."""
+    claimed = bundle.claim.targets[bundle.run.target].evals
+    if not claimed and layout.EVALS not in bundle.names and not bundle.run.evals_sha256:
+        return {}
+    content = bundle.read(layout.EVALS)
+    if hashlib.sha256(content).hexdigest() != bundle.run.evals_sha256:
+        raise VerificationFailed("VER-094", "not the items that were frozen", cell=layout.EVALS)
+    found = model(Manifests, strict_json(content, layout.EVALS), layout.EVALS).manifests
+    named = {manifest.eval: manifest for manifest in found}
+    if len(named) != len(found) or named.keys() != claimed.keys():
+        raise VerificationFailed("VER-094", "not the evals of the claim", cell=layout.EVALS)
+    for name, manifest in named.items():
+        wanted = claimed[name]  # type: ignore[index]
+        told = (manifest.target, manifest.scorer, manifest.answer_tokens, manifest.samples,
+                manifest.temperature, manifest.top_p)  # fmt: skip
+        if told != (bundle.run.target, SCORERS[name].name, wanted.answer_tokens, wanted.samples,
+                    wanted.temperature, wanted.top_p) or (
+            wanted.sha256 not in (None, manifest.data_sha256)
+        ):  # fmt: skip
+            raise VerificationFailed(
+                "VER-094", f"the items of {name} are not the claim's", cell=layout.EVALS
+            )
+    return named
+
+
+def _check_frozen(manifest: Manifest, answers: Sequence[tuple[str, ItemRecord]]) -> None:
+    """One arm's answers to frozen items in one batch composition, as `_check_group`."""
+    wanted: dict[str, PlannedItem] = {
+        sample_name(item, sample, manifest.samples): item
+        for item in manifest.items
+        for sample in range(manifest.samples)
+    }
+    if len(answers) != len(wanted):
+        raise VerificationFailed(
+            "VER-094",
+            f"{len(answers)} answers of {manifest.eval}, {len(wanted)} are frozen",
+            cell=answers[0][0],
+        )
+    scorer = SCORERS[manifest.eval]
+    for name, record in answers:
+        item = wanted.get(record.item)
+        if item is None or record.prompt_sha256 != item.prompt_sha256:
+            raise VerificationFailed(
+                "VER-094", f"{record.item[:80]!r} is no frozen item, or has another prompt",
+                cell=name,
+            )  # fmt: skip
+        if len(record.token_ids) > manifest.answer_tokens and not record.error:
+            raise VerificationFailed(
+                "VER-094", f"{record.item}: {len(record.token_ids)} tokens are too many", cell=name
+            )
+        lost = record.finish_reason == LOST
+        score = 0.0 if lost else scorer.score(item.prefix, item.answer, record.text)
+        if not math.isclose(score, record.score, rel_tol=0.0, abs_tol=1e-12):
+            raise VerificationFailed(
+                "VER-093",
+                f"{record.item} in {record.arm}: stored {record.score:g}, its text scores "
+                f"{score:g}",
+                cell=name,
+            )
 
 
 def _check_group(

@@ -24,7 +24,10 @@ PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
 CORE = " ".join(re.split(r"[^\w-]", need)[0] for need in PYPROJECT["project"]["dependencies"])
 
 # Pure files that both a measuring room and the verifier need.
-LEAVES = "stats folders correctness.compare evals.pairing evals.task evals.tasks perf.window"
+LEAVES = (
+    "stats folders correctness.compare evals.pairing evals.task evals.tasks evals.scorers "
+    "evals.manifest perf.window"
+)
 ROOM = "errors schema engine stats"
 
 # Module or room -> what of the same package it may load. The first row that fits is the one that
@@ -47,6 +50,8 @@ FASTTRACK = {
     "evals.__init__": "",
     "evals.pairing": "errors schema stats",
     "evals.task": "errors schema stats",
+    "evals.scorers": "evals.tasks",
+    "evals.manifest": "errors schema evals.scorers evals.manifest",
     "evals.tasks": "errors schema stats evals.task evals.tasks",
     "perf.__init__": "",
     "perf.window": "errors schema stats",
@@ -68,7 +73,8 @@ FASTTRACK = {
     "selftest.catalogue": "__init__ errors schema folders",
     "stages": f"{ROOM} isolation audit correctness evals perf",
     "selftest": f"{ROOM} claim plan folders stages correctness rules bundle selftest",
-    "pipeline": f"{ROOM} selftest claim plan checkpoints folders stages rules bundle report",
+    "pipeline": f"{ROOM} selftest claim plan checkpoints folders stages rules bundle report "
+    "evals.manifest",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.
@@ -90,6 +96,7 @@ FASTTRACK_OUTSIDE = {
     "audit.plants": f"{CORE} cutlass",
     "correctness.compare": f"{CORE} numpy",
     "correctness.controls": f"{CORE} numpy",
+    "evals.external.harness": f"{CORE} datasets lm_eval",
     "verify.compact": f"{CORE} pydantic_core",
     "*": CORE,
 }

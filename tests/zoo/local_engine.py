@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class LocalSession:
     def encode(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Bytes are tokens."""
         return [tuple(ids) for ids in self._backend.encode(texts)["ids"]]
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """As `Session.chat`."""
+        return str(self._backend.chat([dict(one) for one in messages])["text"])
 
     def generate(
         self, requests: Sequence[Request], *, full_decode_steps: int | None = None

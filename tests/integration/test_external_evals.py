@@ -1,0 +1,218 @@
+"""Protects external evals: the user's own file, frozen items, lm-eval's scores, and every item
+accounted for whatever the engine does. Files are small and in the official forms; lm-eval is real.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from command_line import Ran, fasttrack, optimization, records, run_folders
+
+from fasttrack.engine.base import Session
+from fasttrack.schema import ItemRecord, MonitorRecord, SessionRecord
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.slow
+
+AIME = [
+    {"problem": "Find the sum of all integer bases $b > 9$ for which $17_b$ divides $97_b$.",
+     "answer": "70"},
+    {"problem": "Find the remainder of $2^{10}$ divided by $1000$.", "answer": 24},
+]  # fmt: skip
+
+
+def conversation(needle: int) -> dict[str, Any]:
+    """A row of openai/mrcr with two needles."""
+    poems = ["Owls are old and owls are bold.", "Brooks run cold; owls look on."]
+    said = [
+        {"role": "user", "content": "write a poem about owls"},
+        {"role": "assistant", "content": poems[0]},
+        {"role": "user", "content": "write a riddle about rain"},
+        {"role": "assistant", "content": "I fall and never rise."},
+        {"role": "user", "content": "write a poem about owls"},
+        {"role": "assistant", "content": poems[1]},
+        {"role": "user", "content": f"Prepend aYooSG8CQg to poem {needle} about owls."},
+    ]
+    return {
+        "prompt": json.dumps(said),
+        "answer": f"aYooSG8CQg{poems[needle - 1]}",
+        "random_string_to_prepend": "aYooSG8CQg",
+        "n_needles": 2,
+        "desired_msg_index": 4 * needle - 3,
+        "total_messages": len(said),
+        "n_chars": len(json.dumps(said)),
+    }
+
+
+def claimed(folder: Path, evals: str, *edits: tuple[str, str], **fake: Any) -> Path:
+    """A claim with external evals and its data files."""
+    made = optimization(
+        folder, *edits, ("[targets.fake.grid]", f"{evals}\n[targets.fake.grid]"), **fake
+    )
+    (made / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in AIME))
+    import datasets
+
+    rows = [conversation(1), conversation(2)]
+    datasets.Dataset.from_list(rows).to_parquet(str(made / "mrcr.parquet"))
+    return made
+
+
+AIME_EVAL = """[targets.fake.evals.aime25]
+file = "aime.jsonl"
+answer_tokens = 12
+"""
+SAMPLED = AIME_EVAL + "samples = 3\ntemperature = 0.6\n"
+MRCR_EVAL = """[targets.fake.evals.mrcr]
+file = "mrcr.parquet"
+answer_tokens = 12
+"""
+
+
+def run(folder: Path, *more: object) -> Ran:
+    """The evals stage."""
+    return fasttrack(folder, "validate", "demo", "--only", "evals", "--json", *more)
+
+
+def answers(folder: Path, unit: str) -> list[ItemRecord]:
+    """Items of one unit of the one run."""
+    (made,) = run_folders(folder)
+    return [r for r in records(made, f"evals/{unit}") if isinstance(r, ItemRecord)]
+
+
+def test_both_run_end_to_end_and_verify(tmp_path: Path) -> None:
+    made = claimed(tmp_path, SAMPLED + MRCR_EVAL)
+    ran = run(tmp_path)
+    assert (ran.status, ran.error["code"]) == (2, "EVL-005")
+    assert "fasttrack evals prepare" in ran.error["next"]
+
+    ran = fasttrack(tmp_path, "evals", "prepare", "demo", "--json")
+    assert ran.status == 0, ran.err
+    aime, mrcr = ran.json["evals"]
+    assert (aime["items"], aime["samples"]) == (2, 3)
+    assert (mrcr["scorer"], mrcr["bins"]) == ("mrcr-card/1", {"1-4096": 2})
+    data = (made / "aime.jsonl").read_bytes()
+    assert aime["data_sha256"] == hashlib.sha256(data).hexdigest()
+
+    ran = run(tmp_path)
+    assert ran.status in (0, 3), ran.err
+    assert not {"EVAL-INCOMPLETE", "EVAL-DIVERGED"} & ran.codes
+    for arm, rounds in (("base", 2), ("candidate", 1)):
+        found = answers(tmp_path, f"aime25-{arm}")
+        assert len(found) == 6 * rounds
+        assert len({r.seed for r in found}) == 6
+        assert {r.item.partition("#")[0] for r in found} == {"aime25-0", "aime25-1"}
+        assert len(answers(tmp_path, f"mrcr-{arm}")) == 2 * rounds
+    bundle = ran.json["bundle"]
+    checked = fasttrack(tmp_path, "verify", bundle)
+    assert checked.status == 0, checked.err
+
+
+def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
+    made = claimed(tmp_path, AIME_EVAL)
+    assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
+    frozen = made / "evals" / "aime25.fake.json"
+    whole = frozen.read_text()
+    for old, new in (('"answer_tokens":12', '"answer_tokens":13'), ("aime25-integer/1", "other/1")):
+        frozen.write_text(whole.replace(old, new))
+        assert run(tmp_path).error["code"] == "EVL-006"
+    frozen.write_text(whole)
+    (made / "aime.jsonl").write_text(json.dumps(AIME[0]) + "\n")
+    assert run(tmp_path).error["code"] == "EVL-006"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "code"),
+    [
+        (('file = "aime.jsonl"', 'file = "absent.jsonl"'), "EVL-001"),
+        (('file = "aime.jsonl"', f'file = "aime.jsonl"\nsha256 = "{"0" * 64}"'), "EVL-002"),
+        (('file = "aime.jsonl"', 'file = "mrcr.parquet"'), "EVL-003"),
+        (('file = "aime.jsonl"', 'file = "claim.toml"'), "EVL-003"),
+        (("answer_tokens = 12", "answer_tokens = 4090"), "EVL-004"),
+        (("answer_tokens = 12", "answer_tokens = 12\nsamples = 4"), "CLM-003"),
+    ],
+)
+def test_bad_input_has_a_code_before_anything_runs(
+    tmp_path: Path, edit: tuple[str, str], code: str
+) -> None:
+    claimed(tmp_path, AIME_EVAL.replace(*edit))
+    ran = fasttrack(tmp_path, "evals", "prepare", "demo", "--json")
+    assert (ran.status, ran.error["code"]) == (2, code), ran.error
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "demo" / "evals").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("fails_in_evals", "ENG-006"),
+        ("dies_in_evals", "ENG-003"),
+        ("shed_load", "no answer"),
+        ("echoes", "the prompt again"),
+        ("ignores_max_tokens", "were asked for"),
+        ("cuts_prompts", "prompt tokens were computed"),
+        ("same_samples", "are all equal"),
+    ],
+)
+def test_an_engine_that_fails_leaves_every_item_with_its_error(
+    tmp_path: Path, fault: str, told: str
+) -> None:
+    claimed(tmp_path, SAMPLED.replace("12", "40"), fault=fault)
+    assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
+    ran = run(tmp_path, "--skip", "isolation")
+    assert "EVAL-INCOMPLETE" in ran.codes, ran.err
+    found = answers(tmp_path, "aime25-candidate")
+    assert len({r.item for r in found}) == len(found) == 6
+    assert any(told in r.error for r in found), [r.error for r in found]
+
+
+def test_a_dead_engine_is_booted_again_for_the_rest(tmp_path: Path) -> None:
+    claimed(tmp_path, SAMPLED, fault="dies_in_evals")
+    assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
+    run(tmp_path)
+    (made,) = run_folders(tmp_path)
+    found = records(made, "evals/aime25-candidate")
+    (counted,) = [r for r in found if isinstance(r, MonitorRecord)]
+    sessions = [r.session for r in found if isinstance(r, SessionRecord)]
+    assert counted.values["boots"] == len(sessions) == 2
+    assert sessions[1] == "evals-aime25-candidate-2"
+
+
+def test_another_template_in_one_arm_is_told_before_anything_is_asked(tmp_path: Path) -> None:
+    claimed(tmp_path, AIME_EVAL, fault="changes_template")
+    assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
+    ran = run(tmp_path)
+    assert (ran.status, ran.error["code"]) == (2, "EVL-006")
+    assert "candidate" in ran.error["cause"]
+
+
+def test_answered_items_are_not_asked_again(tmp_path: Path) -> None:
+    claimed(tmp_path, SAMPLED)
+    assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
+    generate, calls = Session.generate, []
+
+    def interrupted(self: Session, requests: Any, **more: Any) -> Any:
+        if len(requests) == 2 and requests[0].sampling.seed is not None:
+            calls.append([r.sampling.seed for r in requests])
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+        return generate(self, requests, **more)
+
+    with mock.patch.object(Session, "generate", interrupted):
+        ran = run(tmp_path)
+        assert (ran.status, ran.error["code"]) == (130, "RUN-001")
+        again = run(tmp_path)
+    assert again.status in (0, 3), again.err
+    asked = [seed for call in calls for seed in call]
+    twice = {seed for seed in calls[1]}
+    # Both arms ask every seed; only the call that was interrupted is repeated, in base.
+    assert all(asked.count(seed) == 2 + (seed in twice) for seed in asked)
+    (made,) = run_folders(tmp_path)
+    (counted,) = [r for r in records(made, "evals/aime25-base") if isinstance(r, MonitorRecord)]
+    assert counted.values == {"boots": 2, "resumed_answers": 2}
+    assert fasttrack(tmp_path, "verify", again.json["bundle"]).status == 0
