@@ -36,7 +36,7 @@ FAULTS = (
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
     *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
-    *("fails_in_evals", "dies_in_evals"),
+    *("fails_in_external_evals", "dies_in_external_evals"),
 )
 FACTS = {
     "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},
@@ -176,10 +176,10 @@ class Backend:
         if longest >= self._target.max_model_len and self._fault != "truncates":
             raise Coded("ENG-006", f"a prompt of {longest} tokens leaves no room for an answer")
         self._calls += 1
-        if self._session.startswith("evals") and self._calls == 2:
-            if self._fault == "fails_in_evals":
+        if self._session.startswith(("evals-aime25", "evals-mrcr")) and self._calls == 2:
+            if self._fault == "fails_in_external_evals":
                 raise Coded("ENG-006", "planted: out of blocks")
-            if self._fault == "dies_in_evals":
+            if self._fault == "dies_in_external_evals":
                 os.kill(os.getpid(), signal.SIGKILL)
         if self._fault == "shed_load":
             asked = asked[: max(1, len(asked) - 1)]

@@ -13,8 +13,15 @@ from unittest import mock
 import pytest
 from command_line import Ran, fasttrack, optimization, records, run_folders
 
+from fasttrack import claim, engine
+from fasttrack.checkpoints import ensure
 from fasttrack.engine.base import Session
-from fasttrack.schema import ItemRecord, MonitorRecord, SessionRecord
+from fasttrack.engine.setting import Setting
+from fasttrack.evals import manifest
+from fasttrack.evals import run as evals
+from fasttrack.evals.external.prepare import prepare
+from fasttrack.schema import ItemRecord, MonitorRecord, PathRecord, SessionRecord
+from fasttrack.schema.claim import ExternalEval
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow
@@ -49,16 +56,21 @@ def conversation(needle: int) -> dict[str, Any]:
     }
 
 
+def write_data(folder: Path) -> None:
+    """Both data files."""
+    import datasets
+
+    (folder / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in AIME))
+    rows = [conversation(1), conversation(2)]
+    datasets.Dataset.from_list(rows).to_parquet(str(folder / "mrcr.parquet"))
+
+
 def claimed(folder: Path, evals: str, *edits: tuple[str, str], **fake: Any) -> Path:
     """A claim with external evals and its data files."""
     made = optimization(
         folder, *edits, ("[targets.fake.grid]", f"{evals}\n[targets.fake.grid]"), **fake
     )
-    (made / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in AIME))
-    import datasets
-
-    rows = [conversation(1), conversation(2)]
-    datasets.Dataset.from_list(rows).to_parquet(str(made / "mrcr.parquet"))
+    write_data(made)
     return made
 
 
@@ -150,8 +162,8 @@ def test_bad_input_has_a_code_before_anything_runs(
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        ("fails_in_evals", "ENG-006"),
-        ("dies_in_evals", "ENG-003"),
+        ("fails_in_external_evals", "ENG-006"),
+        ("dies_in_external_evals", "ENG-003"),
         ("shed_load", "no answer"),
         ("echoes", "the prompt again"),
         ("ignores_max_tokens", "were asked for"),
@@ -172,7 +184,7 @@ def test_an_engine_that_fails_leaves_every_item_with_its_error(
 
 
 def test_a_dead_engine_is_booted_again_for_the_rest(tmp_path: Path) -> None:
-    claimed(tmp_path, SAMPLED, fault="dies_in_evals")
+    claimed(tmp_path, SAMPLED, fault="dies_in_external_evals")
     assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
     run(tmp_path)
     (made,) = run_folders(tmp_path)
@@ -216,3 +228,46 @@ def test_answered_items_are_not_asked_again(tmp_path: Path) -> None:
     (counted,) = [r for r in records(made, "evals/aime25-base") if isinstance(r, MonitorRecord)]
     assert counted.values == {"boots": 2, "resumed_answers": 2}
     assert fasttrack(tmp_path, "verify", again.json["bundle"]).status == 0
+
+
+@pytest.mark.engine
+def test_the_real_engine_answers_through_the_models_chat_template(tmp_path: Path) -> None:
+    pytest.importorskip("kimi_k3")
+    root = Path(__file__).resolve().parents[2]
+    known = claim.load(root / "optimizations" / "kimi_k3").claim
+    target = known.targets["cpu-nano"]
+    assert target.checkpoint is not None
+    weights, digest = ensure(target.checkpoint, root / ".cache" / "checkpoints", tmp_path)
+    wanted = {
+        "aime25": ExternalEval(
+            file="aime.jsonl", answer_tokens=16, samples=2, temperature=0.8, top_p=0.95
+        ),
+        "mrcr": ExternalEval(file="mrcr.parquet", answer_tokens=16),
+    }
+    targets = {"cpu-nano": target.model_copy(update={"evals": wanted})}
+    write_data(tmp_path)
+    said: list[str] = []
+    setting = Setting(
+        claim=known.model_copy(update={"targets": targets}),
+        target_name="cpu-nano",
+        engine=engine.get("vllm"),
+        checkpoint=weights,
+        checkpoint_sha256=digest,
+        source_sha256=lambda: "0" * 64,
+        logs=tmp_path / "logs",
+        folder=tmp_path,
+        seed=0,
+        timeout_s=240.0,
+        say=said.append,
+    )
+    for one in prepare(setting):
+        manifest.write(one, tmp_path)
+    for name, count in (("aime25", 4), ("mrcr", 2)):
+        made = evals.run(setting, {"arm": "candidate", "external": name})
+        found = [r for r in made if isinstance(r, ItemRecord)]
+        assert len({r.item for r in found}) == len(found) == count
+        assert [r.error for r in found] == [""] * count
+        assert all(0 < len(r.token_ids) <= 16 for r in found)
+        paths = [step.path for r in made if isinstance(r, PathRecord) for step in r.steps]
+        assert "specialised" in paths
+        assert any(f"{name} (candidate, main): {count} of {count}, score" in one for one in said)
