@@ -36,7 +36,7 @@ FAULTS = (
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
     *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
-    *("fails_in_external_evals", "dies_in_external_evals"),
+    *("fails_in_external_evals", "dies_in_external_evals", "ignores_temperature"),
 )
 FACTS = {
     "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},

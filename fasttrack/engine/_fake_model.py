@@ -192,7 +192,7 @@ class Model:
                     score = FAR
             scored.append((score, rank))
         scored.sort(reverse=True)
-        if sampling.temperature == 0:
+        if sampling.temperature == 0 or self._fault == "ignores_temperature":
             return scored[0][1]
         if sampling.top_k and self._fault != "ignores_top_k":
             scored = scored[: sampling.top_k]

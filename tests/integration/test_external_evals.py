@@ -168,7 +168,7 @@ def test_bad_input_has_a_code_before_anything_runs(
         ("echoes", "the prompt again"),
         ("ignores_max_tokens", "were asked for"),
         ("cuts_prompts", "prompt tokens were computed"),
-        ("same_samples", "are all equal"),
+        ("ignores_temperature", "are all equal"),
     ],
 )
 def test_an_engine_that_fails_leaves_every_item_with_its_error(
