@@ -92,7 +92,9 @@ def _judged(
         if abs(ours - told) > 1e-9:
             for answer in answers:
                 errors[answer.item] = f"lm-eval scores {told:g}, {manifest.scorer} {ours:g}"
-    whole = [[answer.token_ids for answer in answers if not answer.error] for answers in by_row]
+    whole = [
+        [tuple(answer.token_ids) for answer in answers if not answer.error] for answers in by_row
+    ]
     if samples > 1 and all(len(ids) > 1 and len(set(ids)) == 1 for ids in whole):
         errors.update({answer.item: SAME for answer in main.values()})
     return [
