@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fasttrack.rules.base import Case, Rule, missing
-from fasttrack.schema import ConductRecord, SanitizerRecord, State, Verdict
+from fasttrack.schema import ConductRecord, KernelRecord, SanitizerRecord, State, Verdict
 
 CELL = "sanitizer"
 
@@ -22,10 +22,10 @@ def judge(case: Case) -> Iterator[Verdict]:
     on_cuda = {record.op for record in conduct if record.device.get("kind") == "cuda"}
     for op in sorted(on_cuda - {record.op for record in records}):
         yield missing("sanitizer", f"{op}/memcheck", case, "kernels")
-    if not conduct and not records:
+    if not case.records(KernelRecord):
         yield missing("sanitizer", CELL, case, "kernels")
     elif not on_cuda and not records:
-        yield _verdict(case, CELL, State.UNSUPPORTED, "NUM-UNSANITIZED", "no op runs on CUDA")
+        yield _verdict(case, CELL, State.UNSUPPORTED, "NUM-UNSANITIZED", "no op ran on CUDA")
     for record in records:
         state, reason, detail = State.PASS, "OK", "no finding"
         if record.status == "errors":
