@@ -110,6 +110,8 @@ class Asker:
         kept: list[Record] = []
         try:
             session = self._up()
+            # Every call meets an empty cache: what an arm finds there must not depend on boots.
+            session.reset_prefix_cache()
             made = session.generate(requests)
         except FasttrackError as error:
             told = f"{error.code}: {error.cause}"[:500]
@@ -149,6 +151,8 @@ class Asker:
             arm=self._arm,
             repeat=repeat,
             concurrency=concurrency,
+            prompt_tokens=len(request.prompt),
+            cached_tokens=answer.cached_tokens if answer else 0,
             token_ids=answer.token_ids if answer else (),
             text=answer.text if answer else "",
             logprobs=answer.logprobs if answer else (),

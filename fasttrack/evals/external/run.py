@@ -1,4 +1,4 @@
-"""External evals in one arm: frozen items through lm-eval, and base once more one at a time."""
+"""External evals in one arm: frozen items through lm-eval, and once more one at a time."""
 
 from __future__ import annotations
 
@@ -62,8 +62,7 @@ def run(setting: Setting, arm: Arm, name: str) -> list[Record]:
             places = [(row, sample) for row, sample, _ in asked]
             size = min(concurrency, len(places))
             main.update(asker.ask(places, prompts, "main", size))
-            if arm == "base":
-                asker.ask(places[::-1], prompts, "control", CONTROL_CONCURRENCY)
+            asker.ask(places[::-1], prompts, "control", CONTROL_CONCURRENCY)
             return [main[place].text for place in places]
 
         scores = harness.evaluate(name, rows, wanted.samples, wanted.answer_tokens, asker.chat, ask)
