@@ -14,14 +14,18 @@ import pytest
 from command_line import Ran, fasttrack, optimization, records, run_folders
 
 from fasttrack import claim, engine
+from fasttrack.bundle.reader import open_bundle
 from fasttrack.checkpoints import ensure
 from fasttrack.engine.base import Session
 from fasttrack.engine.setting import Setting
+from fasttrack.errors import VerificationFailed
 from fasttrack.evals import manifest
 from fasttrack.evals import run as evals
 from fasttrack.evals.external.prepare import prepare
 from fasttrack.schema import ItemRecord, MonitorRecord, PathRecord, SessionRecord
 from fasttrack.schema.claim import ExternalEval
+from fasttrack.verify.answers import check as check_answers
+from fasttrack.verify.recompute import read_records
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow
@@ -122,6 +126,21 @@ def test_both_run_end_to_end_and_verify(tmp_path: Path) -> None:
     bundle = ran.json["bundle"]
     checked = fasttrack(tmp_path, "verify", bundle)
     assert checked.status == 0, checked.err
+    with open_bundle(tmp_path / bundle) as opened:
+        honest = read_records(opened)
+        for change, code in (
+            ({"score": 0.5}, "VER-093"),
+            ({"prompt_sha256": "0" * 64}, "VER-094"),
+            ({"item": "aime25-7#0"}, "VER-094"),
+            ({"token_ids": [1] * 13}, "VER-094"),
+        ):
+            tampered = list(honest)
+            at = next(i for i, (name, r) in enumerate(honest)
+                      if "aime25" in name and isinstance(r, ItemRecord))  # fmt: skip
+            tampered[at] = (honest[at][0], honest[at][1].model_copy(update=change))
+            with pytest.raises(VerificationFailed) as refused:
+                check_answers(opened, tampered)
+            assert refused.value.code == code
 
 
 def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:

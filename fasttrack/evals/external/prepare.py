@@ -77,12 +77,13 @@ def prepare(setting: Setting) -> tuple[frozen.Manifest, ...]:
 def _item(
     name: str, index: int, row: dict[str, Any], prompt: Sequence[int], tokens: int
 ) -> frozen.PlannedItem:
+    needles = int(row.get("n_needles", 0))
     return frozen.PlannedItem(
-        id=f"{name}-{index}",
+        id=f"{name}-{needles}n-{index}" if needles else f"{name}-{index}",
         prompt_sha256=frozen.prompt_digest(prompt),
         prompt_tokens=len(prompt),
         bin=frozen.length_bin(tokens),
-        needles=int(row.get("n_needles", 0)),
+        needles=needles,
         prefix=row.get("random_string_to_prepend", ""),
         answer=row["answer"],
     )
