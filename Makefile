@@ -9,6 +9,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
+# What the kernel compiler runs under; the first one that is a Python 3.12 is taken.
+CUTE_PYTHON ?= python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12)
 # Extra words for every pip call, e.g. PIP_ARGS="--proxy ..."
 PIP_ARGS ?=
 # Where the CPU build of torch comes from, if pip does not find it by itself: an index URL.
@@ -29,6 +31,8 @@ LOG := $(CACHE)/setup.log
 OPTIMIZATION := optimizations/kimi_k3
 CHECKPOINT := $(CACHE)/checkpoints/k3-nano
 
+CUTE_VENV := .venv-cute
+CUTE_LOCK := requirements/cute-linux-x86_64.txt
 BUILD_LOCK := requirements/build.txt
 ENGINE_LOCK := requirements/cpu-linux-x86_64.txt
 DEV_LOCK := requirements/dev.txt
@@ -41,6 +45,7 @@ digest = $(shell { pwd; cat $(1); } | sha256sum | cut -c-16)
 ENGINE_READY := $(VENV)/.engine-$(call digest,$(BUILD_LOCK) $(ENGINE_LOCK))
 DEV_READY := $(VENV)/.dev-$(call digest,$(DEV_LOCK))
 PROJECTS_READY := $(VENV)/.projects-$(call digest,$(PROJECTS))
+CUTE_READY := $(CUTE_VENV)/.ready-$(call digest,$(CUTE_LOCK))
 CHECKPOINT_READY := $(CACHE)/checkpoints/.k3-nano-$(call digest,$(CHECKPOINT_SOURCES))
 
 INSTALL = $(BIN)/python -m pip install --progress-bar off --no-compile --no-deps $(PIP_ARGS)
@@ -54,17 +59,19 @@ stop = echo "make: $(1)" >&2; exit 1
 COMPILE = $(BIN)/python -m compileall -q -j 0 $(VENV)/lib >> $(LOG) 2>&1 || true
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where the audit of compiled kernels finds its compiler, unless the caller knows better.
+export FASTTRACK_CUTE_PYTHON ?= $(CURDIR)/$(CUTE_VENV)/bin/python
 # Children start over and over; without this they would compile our own modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Two pip runs in one environment would get in each other's way.
 .NOTPARALLEL:
-.PHONY: help validate kernels test lint setup golden docs lock clean
+.PHONY: help validate kernels cute test lint setup golden docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-validate: $(CHECKPOINT_READY) kernels ## the bundled Kimi K3 decode through every stage
+validate: $(CHECKPOINT_READY) kernels cute ## the bundled Kimi K3 decode through every stage
 	@$(BIN)/fasttrack validate $(OPTIMIZATION) --target $(TARGET) --tier $(TIER) \
 		--cache $(CACHE) $(ARGS)
 
@@ -72,7 +79,14 @@ kernels: $(PROJECTS_READY) ## compile the kernels of the bundled optimization; w
 	@echo "make: compiling kernels unless they are cached: up to three minutes" >&2
 	@$(BIN)/python -m kimi_k3.cases
 
-test: lint $(CHECKPOINT_READY) kernels ## lint, then every test
+cute: ## .venv-cute: CuTe DSL and nvdisasm, which compile and audit GPU kernels without a GPU
+	@[ -e $(CUTE_READY) ] || for python in $(CUTE_PYTHON); do \
+		$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2> /dev/null || continue; \
+		exec $(MAKE) --no-print-directory CUTE_PYTHON=$$python $(CUTE_READY); \
+	done; [ -e $(CUTE_READY) ] || echo "make: no Python 3.12 here (CUTE_PYTHON=...): no GPU kernel" \
+		"will be compiled and audited" >&2
+
+test: lint $(CHECKPOINT_READY) kernels cute ## lint, then every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
@@ -94,7 +108,7 @@ lock: setup ## rewrite requirements/*.txt; every pin may move with ARGS=--upgrad
 	$(BIN)/python requirements/lock.py --torch-wheels $(TORCH_WHEELS) $(ARGS)
 
 clean: ## remove the environment, caches and generated checkpoints
-	rm -rf $(VENV) $(CACHE) build dist *.egg-info $(OPTIMIZATION)/*.egg-info
+	rm -rf $(VENV) $(CUTE_VENV) $(CACHE) build dist *.egg-info $(OPTIMIZATION)/*.egg-info
 	find fasttrack optimizations tests requirements -name __pycache__ -prune -exec rm -rf {} +
 
 $(ENGINE_READY):
@@ -126,6 +140,15 @@ $(DEV_READY): | $(ENGINE_READY)
 $(PROJECTS_READY): | $(ENGINE_READY)
 	@$(INSTALL) --no-build-isolation -e . -e $(OPTIMIZATION) $(LOGGED)
 	@rm -f $(VENV)/.projects-* && touch $@
+
+$(CUTE_READY):
+	@echo "make: setting up $(CUTE_VENV): 10 packages, 500 MB (log: $(CACHE)/cute.log)" >&2
+	@rm -rf $(CUTE_VENV)
+	@mkdir -p $(CACHE)
+	@{ $(CUTE_PYTHON) -m venv $(CUTE_VENV) && $(CUTE_VENV)/bin/python -m pip install --progress-bar off \
+		--no-compile --no-deps $(PIP_ARGS) --require-hashes -r $(CUTE_LOCK); } > $(CACHE)/cute.log 2>&1 || \
+		{ tail -n 12 $(CACHE)/cute.log | cut -c -400 >&2; $(call stop,no kernel compiler (see $(CACHE)/cute.log)); }
+	@touch $@
 
 $(CHECKPOINT_READY): | $(PROJECTS_READY)
 	@rm -rf $(CHECKPOINT) $(@D)/.k3-nano-*

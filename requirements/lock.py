@@ -1,15 +1,18 @@
 """Write the lock files beside this script from pyproject.toml: `make lock`.
 
-Owns the four locks and what each holds:
+Owns the five locks and what each holds:
 
 - `build.txt`  what builds source distributions and the editable installs
 - `core.txt`   `pip install fasttrack`, any platform
 - `dev.txt`    the core with the `dev` extra, any platform
 - `cpu-linux-x86_64.txt`  the core with `validate`, `cpu` and `evals`: the whole vLLM CPU engine,
   CPython 3.11 on x86-64 Linux, one requirement a line
+- `cute-linux-x86_64.txt`  the extra `audit` by itself: kernel compiler and disassembler, CPython
+  3.12 on x86-64 Linux, for an environment of their own
 
-All of them agree on every version they share, so one environment can hold them all. Pins stay as
-they are unless `--upgrade` is given. Does not install anything; the Makefile reads the result.
+All but the last agree on every version they share, so one environment can hold them all. Pins
+stay as they are unless `--upgrade` is given. Does not install anything; the Makefile reads the
+result.
 
 The CPU build of torch is not on the package index: its wheel is read from the folder given with
 `--torch-wheels`, and its digest taken from that file. Compare the digest with the one PyTorch's
@@ -34,6 +37,8 @@ CPU_LOCK = HERE / "cpu-linux-x86_64.txt"
 ENGINE_EXTRAS = ("validate", "cpu", "evals")
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_35"
+CUTE_PYTHON = "3.12"
+"""The newest that every package of the kernel compiler has a wheel for."""
 
 # Declared by vLLM or xgrammar, not needed to decode text on a CPU: the first three want a torch
 # build of their own to import at all, and triton is a gigabyte of GPU compiler.
@@ -108,6 +113,19 @@ def lock_anywhere(scratch: Path, upgrade: bool) -> None:
     uv_compile(PROJECT, "--extra", "dev", *options, "--output-file", HERE / "dev.txt")
 
 
+def lock_cute(scratch: Path, upgrade: bool) -> None:
+    """Resolve the extra `audit` without the core: the child that compiles needs nothing else."""
+    extras = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    wanted = scratch / "cute.in"
+    wanted.write_text("\n".join(extras["audit"]))
+    uv_compile(
+        wanted,
+        *("--python-version", CUTE_PYTHON, "--python-platform", PLATFORM, "--no-annotate"),
+        *(("--upgrade",) if upgrade else ()),
+        *("--output-file", HERE / "cute-linux-x86_64.txt"),
+    )
+
+
 def main() -> None:
     """Parse the command line and rewrite all locks."""
     parser = argparse.ArgumentParser(description="Write requirements/*.txt from pyproject.toml.")
@@ -120,6 +138,7 @@ def main() -> None:
         keep = [] if arguments.upgrade else pins(CPU_LOCK)
         lock_engine(Path(scratch), arguments.torch_wheels, keep)
         lock_anywhere(Path(scratch), arguments.upgrade)
+        lock_cute(Path(scratch), arguments.upgrade)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ os.environ.update(
 for _name in [name for name in os.environ if name.startswith("FASTTRACK_")]:
     del os.environ[_name]
 
+CUTE_PYTHON = Path(__file__).resolve().parents[1] / ".venv-cute" / "bin" / "python"
 NEEDS = {
     "engine": (importlib.util.find_spec("vllm") is not None, "vLLM is not installed"),
+    "cute": (CUTE_PYTHON.exists(), "no kernel compiler: `make cute` sets up .venv-cute"),
     "gpu": (shutil.which("nvidia-smi") is not None, "no NVIDIA GPU here"),
 }
 
@@ -37,6 +39,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, (met, reason) in NEEDS.items():
             if item.get_closest_marker(marker) and not met:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def cute(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Python that has the kernel compiler; the audit is told of it."""
+    monkeypatch.setenv("FASTTRACK_CUTE_PYTHON", str(CUTE_PYTHON))
+    return CUTE_PYTHON
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,14 @@
 """Child of the audit: imports an optimization's list of kernels and compiles it for one arch.
 
 Runs under a Python that has the compiler and perhaps nothing else, so it needs only the standard
-library and `declare`. Reads a request from the file named on its command line and leaves cubins and
-`answer.json` beside it; what goes wrong with one kernel is told there and does not stop the rest.
+library, `declare` and, with a compiler, `plants`. Reads a request from the file named on its
+command line and leaves cubins and `answer.json` beside it; what goes wrong with one kernel is told
+there and does not stop the rest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -22,17 +24,27 @@ NVDISASM = "nvidia-cuda-nvdisasm"
 
 
 def main(request_path: str) -> None:
-    """Answer one request."""
+    """Answer one request: the optimization's kernels for one arch; if there are any, the plants.
+
+    Without a compiler the answer holds nothing but an empty `tool`.
+    """
     path = Path(request_path)
     request = json.loads(path.read_text())
-    answer: dict[str, Any] = {"tool": tool(), "nvdisasm": nvdisasm(), "kernels": []}
-    try:
-        kernels = declared(request)
-    except BaseException as error:
-        answer["error"] = told(error)
-    else:
-        for kernel in kernels:
-            answer["kernels"].append(compiled(kernel, request, path.parent, len(answer["kernels"])))
+    answer: dict[str, Any] = {"tool": tool(), "nvdisasm": nvdisasm(), "own": [], "plants": []}
+    if answer["tool"]:
+        try:
+            own = declared(request) if request["fallback"] or request["distribution"] else []
+        except BaseException as error:
+            answer["error"] = told(error)
+            own = []
+        arch = request["arch"]
+        answer["archs"] = sorted({arch for kernel in own for arch in kernel.archs})
+        wanted = [kernel for kernel in own if arch in kernel.archs]
+        answer["own"] = [compiled(kernel, arch, path.parent) for kernel in wanted]
+        if wanted or request["plants_only"]:
+            # A compiler that is older or newer may lack an arch: then each plant says so.
+            factory = import_module("fasttrack.audit.plants").compiled_kernels
+            answer["plants"] = [compiled(kernel, arch, path.parent) for kernel in factory()]
     (path.parent / "answer.json").write_text(json.dumps(answer))
 
 
@@ -54,25 +66,22 @@ def declared(request: dict[str, Any]) -> list[CompiledKernel]:
     return kernels
 
 
-def compiled(kernel: CompiledKernel, request: dict[str, Any], out: Path, at: int) -> dict[str, Any]:
-    """A kernel's declaration, with the file of its cubin or an error; neither for another arch."""
+def compiled(kernel: CompiledKernel, arch: str, out: Path) -> dict[str, Any]:
+    """A kernel's declaration, with the file of its cubin or an error."""
     described: dict[str, Any] = {
         "name": kernel.name,
-        "archs": list(kernel.archs),
         "parameters": list(kernel.parameters),
         "static": list(kernel.static),
         "own": list(kernel.own),
         "dependent": kernel.dependent,
         "entry": kernel.entry,
     }
-    if request["arch"] not in kernel.archs or request["list_only"]:
-        return described
     try:
-        cubin = kernel.compile(request["arch"])
+        cubin = kernel.compile(arch)
         if not isinstance(cubin, bytes) or not cubin.startswith(b"\x7fELF"):
             raise TypeError(f"compile gave no cubin but {type(cubin).__name__}")
-        (out / f"{at}.cubin").write_bytes(cubin)
-        described["cubin"] = f"{at}.cubin"
+        described["cubin"] = hashlib.sha256(cubin).hexdigest()
+        (out / described["cubin"]).write_bytes(cubin)
     except BaseException as error:
         described["error"] = told(error)
     return described

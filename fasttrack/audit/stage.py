@@ -1,7 +1,7 @@
 """The audit of compiled code, as a unit of the kernels stage: declared kernels to records.
 
-Owns what is compiled and in which order: for each architecture the planted kernels, then the
-optimization's own, each list in a child of its own. Judges nothing. An optimization that declares
+Owns what is compiled and in which order: one child per architecture compiles the
+optimization's kernels and the planted ones. Judges nothing. An optimization that declares
 no kernels leaves one record that says so, with the sources that look as if there were some.
 """
 
@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from fasttrack.audit.facts import examine
-from fasttrack.audit.toolchain import OWN_PLANTS, Source, Toolchain
-from fasttrack.engine.setting import Setting
+from fasttrack.audit.toolchain import Source, Toolchain
+from fasttrack.engine.setting import Progress, Setting
 from fasttrack.errors import EnvironmentUnmet, RunError
 from fasttrack.folders import source_files
 from fasttrack.schema import CompiledRecord, Record
 
 CELL = "compiled"
+FIRST_ARCH = "sm_90a"
 CODE = frozenset({".py", ".cu", ".cuh", ".cc", ".cpp", ".h", ".hpp", ".ptx"})
 SIGNS = re.compile(
     rb"griddepcontrol|cudaGridDependencySynchronize|ProgrammaticStreamSerialization"
@@ -48,24 +49,40 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
 
 
 def audit(
-    source: Source, toolchain: Toolchain, wanted: str | None = None, say: Any = lambda text: None
+    source: Source,
+    toolchain: Toolchain,
+    wanted: str | None = None,
+    say: Progress = lambda text: None,
+    first: str = FIRST_ARCH,
 ) -> Iterator[CompiledRecord]:
     """Compile and follow every kernel of `source` whose cell fits the glob `wanted`.
 
-    Raises `EnvironmentUnmet` ENV-007 and `RunError` as `Toolchain.build` does.
+    `first` is asked for first; the answer tells what else there is. Raises `EnvironmentUnmet`
+    ENV-007 and `RunError` as `Toolchain.build` does.
     """
-    for arch in toolchain.archs(source):
+    done: set[str] = set()
+    waiting = [first]
+    while waiting:
+        arch = waiting.pop(0)
+        done.add(arch)
         say(f"compiling for {arch}")
-        built = [
-            (f"{CELL}/{kernel.name}/{arch}", kernel) for kernel in toolchain.build(source, arch)
-        ]
-        chosen = [(cell, kernel) for cell, kernel in built if fnmatchcase(cell, wanted or "*")]
-        if not chosen:
-            continue
-        for plant in toolchain.build(OWN_PLANTS, arch):
+        build = toolchain.build(source, arch)
+        named = [(f"{CELL}/{kernel.name}/{arch}", kernel) for kernel in build.own]
+        chosen = [(cell, kernel) for cell, kernel in named if fnmatchcase(cell, wanted or "*")]
+        for plant in build.plants if chosen else ():
             yield examine(plant, toolchain, f"{CELL}/{plant.name}/{arch}", control=plant.name)
         for cell, kernel in chosen:
             yield examine(kernel, toolchain, cell)
+        waiting = [
+            arch for arch in build.archs
+            if arch not in done and _may_fit(wanted, arch)
+        ]  # fmt: skip
+
+
+def _may_fit(wanted: str | None, arch: str) -> bool:
+    """Whether some cell of that architecture can fit the glob, so that compiling is worth it."""
+    last = (wanted or "*").rpartition("/")[2]
+    return fnmatchcase(arch, last) or not last.startswith("sm_")
 
 
 def undeclared(folder: Path) -> CompiledRecord:

@@ -25,7 +25,7 @@ PYTHON = "FASTTRACK_CUTE_PYTHON"
 """Environment variable: the Python that has the compiler."""
 NVDISASM = "FASTTRACK_NVDISASM"
 """Environment variable: the disassembler."""
-INSTALL = "make cute, or pip install 'fasttrack[audit]' in a Python 3.12 that {} names"
+INSTALL = "`make cute`, or pip install 'fasttrack[audit]' in a Python 3.12 that {} names"
 DISASSEMBLE_S = 120.0
 
 
@@ -53,7 +53,15 @@ class Source:
     folder: Path
 
 
-OWN_PLANTS = Source("", "fasttrack.audit.plants:compiled_kernels", Path())
+@dataclass(frozen=True)
+class Build:
+    """What one child compiled for one architecture."""
+
+    own: tuple[Built, ...]
+    plants: tuple[Built, ...]
+    """The harness's planted kernels, by the same compiler; none if there is nothing beside them."""
+    archs: tuple[str, ...]
+    """Everything the optimization's kernels are compiled for, sorted."""
 
 
 @dataclass
@@ -68,33 +76,43 @@ class Toolchain:
     _known: bool = False
     _listings: dict[bytes, str] = field(default_factory=dict)
 
-    def archs(self, source: Source) -> tuple[str, ...]:
-        """Everything the kernels of `source` are compiled for, sorted."""
-        answer = self._ask(source, arch="", list_only=True)[0]
-        return tuple(sorted({arch for kernel in answer["kernels"] for arch in kernel["archs"]}))
-
-    def build(self, source: Source, arch: str) -> tuple[Built, ...]:
-        """Compile what `source` declares for one architecture.
+    def build(self, source: Source | None, arch: str) -> Build:
+        """Compile for one architecture what `source` declares; None: the planted kernels alone.
 
         Raises `EnvironmentUnmet` ENV-007 without a compiler, `RunError` ENG-002 when the list
         cannot be imported and ENG-003 or ENG-004 when the child died or hung.
         """
-        answer, cubins = self._ask(source, arch=arch, list_only=False)
-        return tuple(
-            Built(
-                name=str(kernel["name"]),
-                arch=arch,
-                parameters=tuple(map(str, kernel["parameters"])),
-                static=tuple(map(str, kernel["static"])),
-                own=tuple(map(str, kernel["own"])),
-                dependent=bool(kernel["dependent"]),
-                entry=str(kernel["entry"]),
-                cubin=cubins.get(kernel.get("cubin", ""), b""),
-                error=str(kernel.get("error", "")),
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            request = {
+                "distribution": source.distribution if source else "",
+                "fallback": source.fallback if source else None,
+                "folder": str(source.folder.resolve()) if source else "",
+                "arch": arch,
+                "plants_only": source is None,
+            }
+            (folder / "request.json").write_text(json.dumps(request))
+            answer = self._ask(folder, arch)
+
+            def built(kernel: dict[str, Any]) -> Built:
+                file = kernel.get("cubin", "")
+                return Built(
+                    name=str(kernel["name"]),
+                    arch=arch,
+                    parameters=tuple(map(str, kernel["parameters"])),
+                    static=tuple(map(str, kernel["static"])),
+                    own=tuple(map(str, kernel["own"])),
+                    dependent=bool(kernel["dependent"]),
+                    entry=str(kernel["entry"]),
+                    cubin=(folder / Path(file).name).read_bytes() if file else b"",
+                    error=str(kernel.get("error", "")),
+                )
+
+            return Build(
+                own=tuple(map(built, answer["own"])),
+                plants=tuple(map(built, answer["plants"])),
+                archs=tuple(map(str, answer["archs"])),
             )
-            for kernel in answer["kernels"]
-            if arch in kernel["archs"]
-        )
 
     def disassemble(self, cubin: bytes) -> str:
         """The listing of a cubin; raises `EnvironmentUnmet` ENV-007, `RunError` ENG-006.
@@ -129,34 +147,20 @@ class Toolchain:
             self.nvdisasm, self._known = found, True
         return self.nvdisasm
 
-    def _ask(
-        self, source: Source, *, arch: str, list_only: bool
-    ) -> tuple[dict[str, Any], dict[str, bytes]]:
-        with tempfile.TemporaryDirectory() as scratch:
-            request = Path(scratch) / "request.json"
-            request.write_text(
-                json.dumps(
-                    {
-                        "distribution": source.distribution,
-                        "fallback": source.fallback,
-                        "folder": str(source.folder.resolve()),
-                        "arch": arch,
-                        "list_only": list_only,
-                    }
-                )
-            )
-            command = [self.python, "-m", "fasttrack.audit._compile_child", str(request)]
-            done = _run(command, self.timeout_s, _environment(arch, scratch))
-            try:
-                answer = json.loads((Path(scratch) / "answer.json").read_text())
-            except (OSError, ValueError):
-                raise RunError(
-                    "ENG-003",
-                    f"the compiling child ended with status {done.returncode} and no answer",
-                    detail=done.stderr[-2000:],
-                    next_step=f"run {self.python} -m fasttrack.audit._compile_child by hand",
-                ) from None
-            cubins = {path.name: path.read_bytes() for path in Path(scratch).glob("*.cubin")}
+    def _ask(self, folder: Path, arch: str) -> dict[str, Any]:
+        """Run the child on the request in `folder`."""
+        module = "fasttrack.audit._compile_child"
+        command = [self.python, "-m", module, str(folder / "request.json")]
+        done = _run(command, self.timeout_s, _environment(arch, folder))
+        try:
+            answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
+        except (OSError, ValueError):
+            raise RunError(
+                "ENG-003",
+                f"the compiling child ended with status {done.returncode} and no answer",
+                detail=done.stderr[-2000:],
+                next_step=f"{self.python} -m {module} REQUEST, by hand",
+            ) from None
         if not answer["tool"]:
             raise EnvironmentUnmet(
                 "ENV-007", f"{self.python} has no CuTe DSL", next_step=INSTALL.format(PYTHON)
@@ -164,12 +168,11 @@ class Toolchain:
         if "error" in answer:
             raise RunError("ENG-002", f"list of compiled kernels: {answer['error']}")
         self.tool = self.tool or str(answer["tool"])
-        if not self.nvdisasm and answer["nvdisasm"]:
-            self.nvdisasm = str(answer["nvdisasm"])
-        return answer, cubins
+        self.nvdisasm = self.nvdisasm or str(answer["nvdisasm"])
+        return answer
 
 
-def _environment(arch: str, scratch: str) -> Mapping[str, str]:
+def _environment(arch: str, scratch: Path) -> Mapping[str, str]:
     """What CuTe DSL is told: the architecture, and to keep the machine code."""
     root = str(Path(fasttrack.__file__).parents[1])
     search = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
@@ -177,8 +180,8 @@ def _environment(arch: str, scratch: str) -> Mapping[str, str]:
         **os.environ,
         "PYTHONPATH": search,
         "CUTE_DSL_KEEP_CUBIN": "1",
-        "CUTE_DSL_DUMP_DIR": scratch,
-        **({"CUTE_DSL_ARCH": arch} if arch else {}),
+        "CUTE_DSL_DUMP_DIR": str(scratch),
+        "CUTE_DSL_ARCH": arch,
     }
 
 

@@ -15,10 +15,10 @@ from fasttrack.audit.listing import ListingError, read
 from fasttrack.audit.toolchain import PYTHON, Source, Toolchain
 from fasttrack.claim import load
 from fasttrack.cli.common import JsonOption, emit, talk
-from fasttrack.errors import EXIT_FAIL, EXIT_PASS, UsageError
+from fasttrack.errors import EXIT_FAIL, EXIT_INCONCLUSIVE, EXIT_PASS, UsageError
 from fasttrack.rules import hoist
 from fasttrack.schema import CompiledRecord, State
-from fasttrack.schema.verdict import GOOD
+from fasttrack.schema.verdict import BAD, GOOD
 
 LISTINGS = (".sass", ".txt")
 
@@ -46,37 +46,41 @@ def audit(
 ) -> int:
     """Follow compiled kernels from their entry to the grid-dependency wait; needs no GPU."""
     toolchain = Toolchain(python=python) if python else Toolchain()
-    if path.is_dir() or path.name == "claim.toml":
-        records = list(_of_claim(path, toolchain, f"{stage.CELL}/{kernel}/{arch or '*'}"))
+    whole = path.is_dir() or path.name == "claim.toml"
+    if whole:
+        records = list(_of_claim(path, toolchain, kernel, arch))
     else:
         records = list(_of_file(path, toolchain, kernel, tuple(static or ()), tuple(own or ())))
     if not records:
         raise UsageError("USE-001", f"{path} holds no such kernel", next_step="fasttrack audit -h")
-    shown = [(record, *hoist.finding(record)) for record in records if record.control is None]
-    blind = [
-        f"{record.control} for {record.arch}"
-        for record in records
-        if record.control and hoist.finding(record)[1] != hoist.CONTROLS[record.control]
-    ]
-    console = talk()
-    for told in blind:
-        console.print(f"HOIST-INSENSITIVE: planted kernel {told} was judged wrongly", markup=False)
+    judge = hoist.finding_among if whole else lambda record, _: hoist.finding(record)
+    shown = [(each, *judge(each, records)) for each in records if each.control is None]
     if as_json:
         emit([_json(*each) for each in shown], as_json=True)
     else:
         emit("\n".join(_text(*each) for each in shown), as_json=False)
-    good = all(state in GOOD for _, state, _, _ in shown) and not blind
-    return EXIT_PASS if good else EXIT_FAIL
+    states = {state for _, state, _, _ in shown}
+    if states <= GOOD:
+        return EXIT_PASS
+    return EXIT_FAIL if states & BAD else EXIT_INCONCLUSIVE
 
 
-def _of_claim(folder: Path, toolchain: Toolchain, cell: str) -> Iterator[CompiledRecord]:
+def _of_claim(
+    folder: Path, toolchain: Toolchain, kernel: str, arch: str | None
+) -> Iterator[CompiledRecord]:
     frozen = load(folder)
     plugin = frozen.claim.plugin
     if plugin.compiled_kernels is None:
         yield stage.undeclared(frozen.folder.resolve())
         return
     source = Source(plugin.distribution, plugin.compiled_kernels, frozen.folder)
-    yield from stage.audit(source, toolchain, cell, lambda text: talk().print(text, markup=False))
+    yield from stage.audit(
+        source,
+        toolchain,
+        f"{stage.CELL}/{kernel}/{arch or '*'}",
+        lambda text: talk().print(text, markup=False),
+        arch or stage.FIRST_ARCH,
+    )
 
 
 def _of_file(

@@ -40,13 +40,7 @@ def judge(case: Case) -> Iterator[Verdict]:
     for record in records:
         if record.control is not None or not case.wants(record.cell):
             continue
-        state, reason, detail = finding(record)
-        blind = _blind(record, records) if record.status == "ok" else ""
-        if blind and state is State.PASS:
-            state, reason, detail = State.INSENSITIVE, "HOIST-INSENSITIVE", blind
-        elif state is State.PASS and (left := _left_over(record, records)):
-            state, reason = State.FAIL, "HOIST-UNREADABLE"
-            detail = f"the cubin also holds {left}, which no declaration names"
+        state, reason, detail = finding_among(record, records)
         yield Verdict(
             rule="hoist",
             cell=record.cell,
@@ -59,8 +53,22 @@ def judge(case: Case) -> Iterator[Verdict]:
         )
 
 
+def finding_among(record: CompiledRecord, records: Sequence[CompiledRecord]) -> Finding:
+    """`finding`, where a pass also needs the planted kernels of its architecture judged as they
+    must be, and every function of its cubin named by some record."""
+    state, reason, detail = finding(record)
+    if state is not State.PASS:
+        return state, reason, detail
+    if blind := _blind(record, records):
+        return State.INSENSITIVE, "HOIST-INSENSITIVE", blind
+    if left := _left_over(record, records):
+        told = f"the cubin also holds {left}, which no declaration names"
+        return State.FAIL, "HOIST-UNREADABLE", told
+    return state, reason, detail
+
+
 def finding(record: CompiledRecord) -> Finding:
-    """State, reason and one sentence about one kernel, its controls apart."""
+    """State, reason and one sentence about one kernel by itself."""
     if record.status == "none":
         return State.UNSUPPORTED, "HOIST-NONE", "not applicable: no compiled kernels"
     if record.status == "undeclared":

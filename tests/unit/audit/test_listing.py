@@ -35,7 +35,7 @@ def test_an_instruction_has_guard_opcode_operands_and_targets() -> None:
     ("spoil", "says"),
     [
         (lambda text: "", "does not name its architecture"),
-        (lambda text: text.replace("EF_CUDA_SM90", "EF"), "does not name its architecture"),
+        (lambda text: text.replace(".target", ".rest"), "does not name its architecture"),
         (lambda text: text.replace("STO_CUDA_ENTRY", "STO"), "no entry function"),
         (lambda text: text.replace("        /*", "        *"), "has no instructions"),
         (lambda text: text.replace("EIATTR_PARAM_CBANK", "EIATTR_X"), "without a place"),
@@ -46,6 +46,13 @@ def test_an_instruction_has_guard_opcode_operands_and_targets() -> None:
 def test_another_text_is_refused(spoil: object, says: str) -> None:
     with pytest.raises(ListingError, match=says):
         read(spoil(SASS))  # type: ignore[operator]
+
+
+def test_a_cubin_of_cuda_12_names_its_architecture_by_flags() -> None:
+    flags = '.headerflags\t@"EF_CUDA_64BIT_ADDRESS EF_CUDA_ACCELERATORS EF_CUDA_SM90"'
+    assert {kernel.arch for kernel in read(SASS.replace(".target\tsm_90a", flags))} == {"sm_90a"}
+    plain = flags.replace("EF_CUDA_ACCELERATORS ", "")
+    assert {kernel.arch for kernel in read(SASS.replace(".target\tsm_90a", plain))} == {"sm_90"}
 
 
 def test_half_a_listing_never_reads_as_clean() -> None:
