@@ -20,6 +20,8 @@ from fasttrack.schema import ItemRecord, State, Verdict
 
 LEVEL = 0.05
 """Of each one-sided bound."""
+SURE = 0.01
+"""Level at which an eval is called inferior: a run has many cells, and each could by chance."""
 ALONE = "concurrency=1"
 SAMPLE_MARK = "#"
 """Stands between an item's name and the number of its sample."""
@@ -95,7 +97,7 @@ def _accuracy(case: Case, cell: str, answers: Sequence[Answers]) -> Verdict:
         state, reason = State.INSENSITIVE, "EVAL-FLOOR"
         deciding = case.target.role != "development"
     else:
-        state, agreed = _state(interval, stats.bootstrap_interval(difference, LEVEL), margin)
+        state, agreed = _state(difference, margin)
         worse = state in (State.INFERIOR, State.NON_INFERIOR_BUT_WORSE)
         reason = "EVAL-WORSE" if worse else "OK" if state is State.NON_INFERIOR else "EVAL-POWER"
         detail += "" if agreed else "; t and bootstrap bounds disagree"
@@ -116,16 +118,27 @@ def _accuracy(case: Case, cell: str, answers: Sequence[Answers]) -> Verdict:
     )
 
 
-def _state(student: stats.Interval, bootstrap: stats.Interval, margin: float) -> tuple[State, bool]:
-    """What Student's interval says, and whether the bootstrap says the same of the margin."""
+def _state(difference: Sequence[float], margin: float) -> tuple[State, bool]:
+    """What Student's bound says, and whether the bootstrap says the same of the margin.
+
+    Worse, even certainly, has to hold at the level of Student's interval and of McNemar's exact
+    test where scores are 0 or 1: a few lost answers are too sparse for the former alone.
+    """
+    student = stats.t_interval(difference, LEVEL)
+    bootstrap = stats.bootstrap_interval(difference, LEVEL)
+    chance = 0.0
+    if all(value in (-1.0, 0.0, 1.0) for value in difference):
+        chance = stats.mcnemar_harm(difference.count(-1.0), difference.count(1.0))
     clears = student.lower > -margin
-    agreed = clears == (bootstrap.lower > -margin)
+    if clears != (bootstrap.lower > -margin):
+        return State.INCONCLUSIVE, False
     if clears:
-        state = State.NON_INFERIOR_BUT_WORSE if student.upper < 0 else State.NON_INFERIOR
-    else:
-        state = State.INFERIOR if student.upper < 0 else State.INCONCLUSIVE
-        agreed = agreed and (state is State.INCONCLUSIVE or bootstrap.upper < 0)
-    return (state if agreed else State.INCONCLUSIVE), agreed
+        worse = student.upper < 0 and chance <= LEVEL
+        return (State.NON_INFERIOR_BUT_WORSE if worse else State.NON_INFERIOR), True
+    surely = stats.t_interval(difference, SURE).upper < 0 and chance <= SURE
+    if surely and bootstrap.upper >= 0:
+        return State.INCONCLUSIVE, False
+    return (State.INFERIOR if surely else State.INCONCLUSIVE), True
 
 
 def _power(difference: Sequence[float], margin: float) -> str:
