@@ -130,6 +130,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             cell=options.cell,
             base=options.base,
             journal=folder / "journal",
+            earlier=run.records,
         )
         try:
             _measure(run, setting, made, info.stages, watcher)

@@ -77,6 +77,7 @@ class Backend:
         plugin: dict[str, Any] | None,
         checkpoint: str | None,
         count_nans: bool = False,
+        forces: bool = False,
     ) -> dict[str, Any]:
         """Boot; see the module docstring for faults."""
         self._target = Target.model_validate(target)

@@ -142,14 +142,17 @@ class Model:
         noise = self._noise_of(lane)
         counts: Counter[int] = Counter()
         made: list[tuple[int, int]] = []
-        plain = sampling == sampling.model_copy(update=PLAIN)
+        plain = sampling == sampling.model_copy(update=PLAIN) and not sampling.forced
         shape = _shape(sampling.structured) if self._fault != "broken_json" else None
         for index in range(lane.made if shape is None else min(lane.made, len(shape))):
             order = [32 + (state[0] + rank * STRIDES[state[1] % len(STRIDES)]) % 95
                      for rank in range(1 if plain else 95)]  # fmt: skip
             if shape is not None:
                 order = [token for token in order if chr(token) in shape[index]]
-            rank = 0 if plain else self._choose(order, sampling, counts, made, prompt, noise)
+            if sampling.forced and sampling.forced[index] in order:
+                rank = order.index(sampling.forced[index])
+            else:
+                rank = 0 if plain else self._choose(order, sampling, counts, made, prompt, noise)
             token = order[rank]
             made.append((token, rank))
             counts[token] += 1

@@ -61,6 +61,7 @@ class Backend:
         plugin: dict[str, Any] | None,
         checkpoint: str | None,
         count_nans: bool = False,
+        forces: bool = False,
     ) -> dict[str, Any]:
         """Boot the engine.
 
@@ -73,6 +74,7 @@ class Backend:
         os.environ["VLLM_PLUGINS"] = ",".join(wanted)
         if count_nans:
             os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
+        self._forces = forces
         if self._plugin:
             self._import_plugin(self._plugin)
         from vllm import LLM
@@ -251,6 +253,10 @@ class Backend:
             "additional_config": dict(additional_config),
             **target.engine_args,
         }
+        if self._forces:
+            from fasttrack.engine._vllm_forced import PROCESSOR
+
+            arguments["logits_processors"] = [PROCESSOR]
         if self._plugin and self._plugin.worker_extension:
             arguments["worker_extension_cls"] = self._plugin.worker_extension
         return arguments

@@ -40,6 +40,7 @@ def parameters(request: Request) -> Any:
         logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else None,
         bad_words=list(sampling.bad_words) or None,
         allowed_token_ids=list(allowed) if allowed is not None else None,
+        extra_args={"fasttrack_forced": list(sampling.forced)} if sampling.forced else None,
         structured_outputs=StructuredOutputsParams(**structured) if structured else None,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.CUMULATIVE,
     )

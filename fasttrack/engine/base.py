@@ -50,6 +50,9 @@ class Sampling(Frozen):
     logit_bias: Mapping[int, float] | None = None
     bad_words: tuple[str, ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    forced: tuple[int, ...] | None = None
+    """Tokens to produce whatever the model says; log-probabilities and ranks are the model's own.
+    Needs a session that forces."""
     structured: Mapping[str, Any] | None = None
     """One of ``{"json": schema}``, ``{"regex": text}``, ``{"choice": [texts]}``,
     ``{"grammar": text}``."""
@@ -191,6 +194,8 @@ class Launch:
     call_timeout_s: float = CALL_TIMEOUT_S
     count_nans: bool = False
     """Count NaN logits, which costs time in every step."""
+    forces: bool = False
+    """Requests may bring tokens to force, which costs time in every step."""
 
 
 class Session:
@@ -302,6 +307,7 @@ class Engine:
                 plugin=launch.plugin.json_value() if launch.plugin else None,
                 checkpoint=str(launch.checkpoint) if launch.checkpoint else None,
                 count_nans=launch.count_nans,
+                forces=launch.forces,
             )
             info = _parsed(child, "start", SessionInfo, answer)
         except RunError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -51,6 +51,8 @@ class Setting:
     """Tells the user what is going on, in a few words."""
     cell: str | None = None
     """Glob over cell names for authors; None measures all."""
+    earlier: Callable[[], Iterable[Record]] = tuple
+    """Records of the units that are finished."""
     base: str | None = None
     """Reference of the protected branch; None: as CI says, else the default branch."""
     journal: Path | None = None
@@ -62,7 +64,12 @@ class Setting:
         return self.claim.targets[self.target_name]
 
     def launch(
-        self, name: str, arm: Arm, variant: Variant = AS_TARGETED, count_nans: bool = False
+        self,
+        name: str,
+        arm: Arm,
+        variant: Variant = AS_TARGETED,
+        count_nans: bool = False,
+        forces: bool = False,
     ) -> Launch:
         """How to boot a session of an arm: the arms differ by the switch alone."""
         arguments = {**self.target.engine_args, **variant.engine_args}
@@ -71,6 +78,7 @@ class Setting:
             arm=arm,
             target=self.target.model_copy(update={"engine_args": arguments}),
             count_nans=count_nans,
+            forces=forces,
             additional_config=self.claim.switch.additional_config(arm),
             plugin=self.claim.plugin,
             checkpoint=self.checkpoint,
@@ -89,6 +97,7 @@ class Setting:
         variant: Variant = AS_TARGETED,
         count_nans: bool = False,
         on_ready: Callable[[SessionRecord], None] | None = None,
+        forces: bool = False,
     ) -> Iterator[Session]:
         """Boot an arm, hand it out, stop it and append its `SessionRecord` to `out`.
 
@@ -100,7 +109,7 @@ class Setting:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         start = time.monotonic()
         source = self.source_sha256()
-        with self.engine.start(self.launch(name, arm, variant, count_nans)) as session:
+        with self.engine.start(self.launch(name, arm, variant, count_nans, forces)) as session:
             expected = getattr(self.claim.switch, arm)
             check_switch(session.info, expected, self.claim.switch.key)
             ready = time.monotonic()

@@ -21,6 +21,10 @@ class Pair:
     control: ItemRecord | None
     candidate_control: ItemRecord | None = None
     """The candidate in the composition of `control`."""
+    replay: ItemRecord | None = None
+    """The candidate, forced to say what base said."""
+    replay_control: ItemRecord | None = None
+    """The same of base itself, in another batch composition."""
 
     @property
     def alone(self) -> tuple[ItemRecord, ItemRecord] | None:
@@ -36,7 +40,7 @@ def pair(records: Sequence[ItemRecord]) -> tuple[Pair, ...]:
     Raises `Unpaired` for missing items, double answers, transport errors, unequal prompts, or
     a prompt of which one arm found more in its cache than the other.
     """
-    names = ("base", "candidate", "control", "candidate_control")
+    names = ("base", "candidate", "control", "candidate_control", "replay_control", "replay")
     groups: dict[str, dict[str, ItemRecord]] = {name: {} for name in names}
     for record in records:
         if record.error:
@@ -44,16 +48,19 @@ def pair(records: Sequence[ItemRecord]) -> tuple[Pair, ...]:
         name: str = record.arm
         if record.repeat == "control":
             name = "control" if record.arm == "base" else "candidate_control"
+        elif record.repeat == "replay":
+            name = "replay_control" if record.arm == "base" else "replay"
         if record.item in groups[name]:
             raise Unpaired(f"item {record.item} was answered twice in {name}")
         groups[name][record.item] = record
-    base, candidate, control, again = (groups[name] for name in names)
+    base, candidate, control, again, *replays = (groups[name] for name in names)
     odd = sorted(base.keys() ^ candidate.keys())
-    odd = odd or sorted((control.keys() | again.keys()) - base.keys())
+    odd = odd or sorted(set(control).union(again, *replays) - base.keys())
     if odd or not base:
         raise Unpaired(f"items answered in one arm only: {', '.join(odd[:5]) or 'all'}")
     for item, record in base.items():
-        for other in (candidate[item], control.get(item, record), again.get(item, record)):
+        asked = [group[item] for group in (candidate, control, again, *replays) if item in group]
+        for other in asked:
             if other.prompt_sha256 != record.prompt_sha256:
                 raise Unpaired(f"item {item} was asked with different prompts")
         alone = again.get(item), control.get(item)
@@ -61,7 +68,14 @@ def pair(records: Sequence[ItemRecord]) -> tuple[Pair, ...]:
             if mine and stock and mine.cached_tokens != stock.cached_tokens:
                 raise Unpaired(f"item {item} met different caches")
     return tuple(
-        Pair(base[item], candidate[item], control.get(item), again.get(item))
+        Pair(
+            base[item],
+            candidate[item],
+            control.get(item),
+            again.get(item),
+            groups["replay"].get(item),
+            groups["replay_control"].get(item),
+        )
         for item in sorted(base)
     )
 

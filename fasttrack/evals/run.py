@@ -1,6 +1,7 @@
 """Stage 5: both arms answer the same items, as many at a time as the claim goes, and one at a time.
 
-Every round starts with an empty prefix cache, so that no answer rests on what another computed.
+Then base's answers are forced on both arms, token by token: see `replay`. Every round starts with
+an empty prefix cache, so that no answer rests on what another computed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from fasttrack.engine.base import Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
+from fasttrack.evals import replay
 from fasttrack.evals.external.run import run as external
 from fasttrack.evals.manifest import prompt_digest
 from fasttrack.evals.task import EvalTask, Item, prompt_room
@@ -26,7 +28,8 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     arm: Arm = spec["arm"]
     name = f"evals-{arm}"
     records: list[Record] = []
-    with setting.session("evals", name, arm, records) as session:
+    forces = replay.possible(setting)
+    with setting.session("evals", name, arm, records, forces=forces) as session:
         for task in registry():
             room = prompt_room(setting.target.max_model_len, spec["answer_tokens"])
             items = task.items(setting.seed, spec["items"], room)
@@ -42,6 +45,11 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
                 records.extend(
                     _ask(session, name, arm, task, items, prompts, repeat, concurrency, spec)
                 )
+            if forces:
+                session.reset_prefix_cache()
+                setting.say(f"{task.name} ({arm}, replay)")
+                said = replay.answers_of_base(task.name, [*setting.earlier(), *records])
+                records.extend(replay.run(session, name, arm, task, items, prompts, said, together))
     return records
 
 

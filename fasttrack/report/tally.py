@@ -92,7 +92,7 @@ def count(records: Iterable[Record]) -> Tally:
         elif isinstance(record, SessionRecord):
             tally.sessions.append(record)
         elif isinstance(record, ItemRecord):
-            arm = "control" if record.repeat == "control" else record.arm
+            arm = record.arm if record.repeat == "main" else f"{record.arm} ({record.repeat})"
             tally.items[(record.eval, arm)] += 1
         elif isinstance(record, FailureRecord):
             tally.failure_count += 1

@@ -1,6 +1,7 @@
 """Evals: item-paired accuracy, and token-level divergence against a stock-stock control.
 
-Owns the divergence of freely generated answers; `accuracy` owns scores and lengths.
+Owns the divergence of freely generated answers; `accuracy` owns scores and lengths, and
+`replay` what is forced.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from dataclasses import dataclass
 
 from fasttrack import stats
 from fasttrack.evals.pairing import Pair, Unpaired, first_difference, pair
+from fasttrack.evals.tasks import registry
 from fasttrack.rules.accuracy import accuracy, alarms, incomplete, length
 from fasttrack.rules.base import Case, Rule, missing
+from fasttrack.rules.replay import replay
 from fasttrack.schema import ItemRecord, State, Verdict
 
 
 def judge(case: Case) -> Iterator[Verdict]:
-    """Per eval: accuracy in its cells, harm alarm, length and divergence."""
+    """Per eval: accuracy in its cells, harm alarm, length, divergence and replay."""
     records = case.records(ItemRecord)
     names = dict.fromkeys(record.eval for record in records)
     if not names:
         yield missing("quality", "evals", case, "evals")
+    embedded = {task.name for task in registry()}
     evals: dict[str, tuple[Pair, ...]] = {}
     for name in names:
         try:
@@ -32,6 +36,8 @@ def judge(case: Case) -> Iterator[Verdict]:
         yield from accuracy(case, name, pairs)
         yield length(case, name, pairs)
         yield _divergence(case, name, pairs)
+        if name in embedded or any(p.replay for p in pairs):
+            yield from replay(case, name, pairs)
     yield from alarms(case, evals)
 
 

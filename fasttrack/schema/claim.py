@@ -343,6 +343,10 @@ class QualityPolicy(Frozen):
     """Relative change of the mean answer length that counts as none."""
     length_share_margin: float = Field(default=0.01, gt=0)
     """Further share of answers that may end at the token limit."""
+    replay_ratio: float = Field(default=2.0, ge=0)
+    """Mean change over a replayed answer, as a multiple of stock's in another composition."""
+    replay_slack: float = Field(default=1e-4, ge=0)
+    """Absolute allowance of that mean, nats."""
     divergence_ratio: float = Field(default=2.0, ge=0)
     """Candidate's divergence from base, as a multiple of the stock-stock control's."""
     parting_level: float = Field(default=0.05, gt=0, lt=0.5)

@@ -292,9 +292,10 @@ class ItemRecord(Frozen):
     item: str
     prompt_sha256: str
     arm: Arm
-    repeat: Literal["main", "control"] = "main"
+    repeat: Literal["main", "control", "replay"] = "main"
     """`control`: once more, one request at a time. Base's is also stock against stock: the same
-    question in another batch composition."""
+    question in another batch composition. `replay`: base's own answer (`main`) forced through the
+    decode path, so that every position can be compared; base's is in another composition."""
     concurrency: int
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -305,6 +306,8 @@ class ItemRecord(Frozen):
     """Log-probability of each produced token, nats."""
     gaps: Sequence[float | None] = ()
     """Log-probability distance between the two likeliest tokens at each position, nats."""
+    ranks: Sequence[int] = ()
+    """Of a replay: rank of each forced token, 1 being the likeliest."""
     finish_reason: str
     score: float
     error: str = ""

@@ -94,6 +94,7 @@ FASTTRACK_OUTSIDE = {
     "correctness.watch": f"{CORE} numpy",
     "engine._vllm_caches": f"{CORE} torch",
     "engine._vllm_requests": f"{CORE} vllm",
+    "engine._vllm_forced": f"{CORE} torch vllm",
     "audit.plants": f"{CORE} cutlass",
     "audit.runtime": f"{CORE} cuda cutlass torch",
     "correctness.compare": f"{CORE} numpy",

@@ -37,6 +37,7 @@ class LocalSession:
             told = self._backend.start(
                 launch.session, launch.arm, launch.target.json_value(),
                 dict(launch.additional_config), plugin, None, launch.count_nans,
+                launch.forces,
             )  # fmt: skip
         except Coded as error:
             raise RunError(error.code, str(error)) from error

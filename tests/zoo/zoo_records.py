@@ -444,6 +444,7 @@ def item(
             "arm": arm,
             "repeat": repeat,
             "concurrency": 2 if repeat == "control" else 8,
+            "prompt_tokens": 512,
             "token_ids": ids,
             "text": " ".join(map(str, ids)),
             "logprobs": tuple(-0.5 - token / 100 + shift for token in ids),
@@ -467,6 +468,12 @@ def answers(count: int = 20, noise: float = 0.0) -> list[ItemRecord]:
                 item(index, arm, "control", score=score, shift=noise, gap=2.0 + noise)
                 for arm in ARMS
             ),
+            *(
+                item(
+                    index, arm, "replay", score=score, shift=noise, gap=2.0 + noise, ranks=(1,) * 8
+                )
+                for arm in ARMS
+            ),
         ]
     return made
 
@@ -476,7 +483,7 @@ def evals(records: Sequence[Record] | None = None) -> list[Record]:
     made: list[Record] = list(answers() if records is None else records)
     for arm in ARMS:
         made.append(session("evals", f"evals-{arm}", arm))
-        for cell in ("main/concurrency=8", "control/concurrency=2"):
+        for cell in ("main/concurrency=8", "control/concurrency=2", "replay/concurrency=8"):
             made.append(path("evals", arm, cell=f"evals/recall/{cell}"))
     return made
 

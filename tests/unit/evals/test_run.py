@@ -3,6 +3,7 @@ once more in another batch composition."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ SPEC = {"items": 5, "answer_tokens": 8}
 
 
 def stage(folder: Path, arm: str, **changes: Any) -> list[Any]:
-    """Records of one arm."""
-    return run.run(setting(folder, **changes), {"arm": arm, **SPEC})
+    """Records of one arm; of the candidate, after `base`'s if they are given."""
+    base = changes.pop("base", ())
+    here = dataclasses.replace(setting(folder, **changes), earlier=lambda: base)
+    return run.run(here, {"arm": arm, **SPEC})
 
 
 def items(records: list[Any]) -> list[ItemRecord]:
@@ -29,15 +32,21 @@ def items(records: list[Any]) -> list[ItemRecord]:
 
 
 def test_both_arms_pair_up(tmp_path: Path) -> None:
-    base, mine = stage(tmp_path, "base"), stage(tmp_path, "candidate")
+    base = stage(tmp_path, "base")
+    mine = stage(tmp_path, "candidate", base=base)
     pairs = pair([*items(base), *items(mine)])
     assert len(pairs) == 5 * len(registry())
     for p in pairs:
         assert p.control is not None
         assert p.base.token_ids == p.candidate.token_ids == p.control.token_ids
         assert len(p.base.token_ids) == len(p.base.logprobs) == len(p.base.gaps) == 8
-    assert Counter(r.repeat for r in items(base)) == {"main": 10, "control": 10}
-    assert Counter(r.repeat for r in items(mine)) == {"main": 10, "control": 10}
+        assert p.replay is not None and p.replay_control is not None
+        assert p.base.token_ids == p.replay.token_ids == p.replay_control.token_ids
+        assert p.base.logprobs == p.replay.logprobs
+        assert set(p.replay.ranks) == {1}
+    for records in (base, mine):
+        counts = Counter(r.repeat for r in items(records))
+        assert counts == {"main": 10, "control": 10, "replay": 10}
     assert not any(r.cached_tokens for r in [*items(base), *items(mine)])
     assert all(r.prompt_tokens for r in items(mine))
 
@@ -55,7 +64,11 @@ def test_the_control_runs_in_smaller_batches_and_another_order(tmp_path: Path) -
     assert [p.cell for p in paths] == [
         f"evals/{task.name}/{cell}"
         for task in registry()
-        for cell in (*["main/concurrency=4"] * 2, *["control/concurrency=1"] * 5)
+        for cell in (
+            *["main/concurrency=4"] * 2,
+            *["control/concurrency=1"] * 5,
+            *["replay/concurrency=1"] * 5,
+        )
     ]
 
 
@@ -83,3 +96,22 @@ def test_prompts_fit_a_short_context(tmp_path: Path) -> None:
 def test_one_session(tmp_path: Path) -> None:
     (session,) = [r for r in stage(tmp_path, "base") if isinstance(r, SessionRecord)]
     assert (session.stage, session.session, session.switch) == ("evals", "evals-base", "auto")
+
+
+def test_what_base_said_is_forced_on_a_candidate_that_would_say_something_else(
+    tmp_path: Path,
+) -> None:
+    base = stage(tmp_path, "base")
+    mine = stage(tmp_path, "candidate", base=base, fault="wrong_token")
+    for p in pair([*items(base), *items(mine)]):
+        assert p.replay is not None
+        assert p.base.token_ids == p.replay.token_ids != p.candidate.token_ids
+        assert any(rank > 1 for rank in p.replay.ranks)
+
+
+def test_nothing_is_forced_beside_drafts(tmp_path: Path) -> None:
+    here = setting(tmp_path)
+    drafting = here.target.model_copy(update={"engine_args": {"speculative_config": {}}})
+    claim = here.claim.model_copy(update={"targets": {"lab": drafting}})
+    records = run.run(dataclasses.replace(here, claim=claim), {"arm": "base", **SPEC})
+    assert {r.repeat for r in items(records)} == {"main", "control"}

@@ -132,7 +132,7 @@ def test_after_the_answers_part_nothing_is_compared() -> None:
 def test_evals_are_judged_apart() -> None:
     other = zoo.changed(zoo.answers(), ItemRecord, eval="other")
     verdicts = judge([*zoo.answers(), *other])
-    kinds = ("accuracy", "accuracy/concurrency=1", "alarm", "divergence", "length")
+    kinds = ("accuracy", "accuracy/concurrency=1", "alarm", "divergence", "length", "replay")
     assert set(verdicts) == {f"{name}/{kind}" for name in ("recall", "other") for kind in kinds}
     assert {v.reason for v in verdicts.values()} == {"OK"}
 

@@ -29,10 +29,10 @@ def run_of_stock(seed: int, items: int) -> list[ItemRecord]:
             gaps[tie] = 0.0
         right = float(rng.random() < 0.9)
         for arm in zoo.ARMS:
-            for repeat in ("main", "control"):
+            for repeat in ("main", "control", "replay"):
                 told = [gap + rng.gauss(0, 1e-5) * rng.choice((1, 1, 1, 5)) for gap in gaps]
                 tokens, score = list(range(TOKENS)), right
-                if tie is not None and rng.random() < 0.5:
+                if tie is not None and repeat != "replay" and rng.random() < 0.5:
                     tokens[tie:] = [900 + place for place in range(tie, TOKENS)]
                     score = float(rng.random() < 0.5)
                 made.append(
@@ -42,7 +42,11 @@ def run_of_stock(seed: int, items: int) -> list[ItemRecord]:
                         ranks=(1,) * TOKENS, prompt_tokens=200 + 1600 * index // items,
                     )
                 )  # fmt: skip
-    return made
+    said = {r.item: r.token_ids for r in made if (r.arm, r.repeat) == ("base", "main")}
+    return [
+        r.model_copy(update={"token_ids": said[r.item]}) if r.repeat == "replay" else r
+        for r in made
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))

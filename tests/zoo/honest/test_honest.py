@@ -37,7 +37,7 @@ def tied(records: list[ItemRecord], moved: float) -> list[ItemRecord]:
             if r.repeat == "control":
                 gaps = [gap + moved for gap in gaps]
             ids = list(r.token_ids)
-            if r.arm == "candidate":
+            if r.arm == "candidate" and r.repeat != "replay":
                 ids[4] = 99
             r = r.model_copy(update={"gaps": tuple(gaps), "token_ids": tuple(ids)})
         made.append(r)
@@ -114,10 +114,10 @@ CASES = (
         zoo.honest_run(
             evals=zoo.evals(
                 [
-                    zoo.item(i // 4, "candidate", score=r.score, shift=3e-3)
+                    zoo.item(int(r.item[7:]), "candidate", score=r.score, shift=3e-3)
                     if (r.arm, r.repeat) == ("candidate", "main")
                     else r
-                    for i, r in enumerate(zoo.answers(noise=2e-3))
+                    for r in zoo.answers(noise=2e-3)
                 ]
             )
         ),
