@@ -253,9 +253,13 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
     def body() -> list[Record]:
         made: list[Record] = [
             path("evals", name, arm, f"evals/{TASK.name}/{cell}", steps(clock, arm, rows, 90))
-            for cell, rows in (("main/concurrency=4", 4), ("control/concurrency=2", 2))
+            for cell, rows in (
+                ("main/concurrency=4", 4),
+                ("control/concurrency=2", 2),
+                ("replay/concurrency=4", 4),
+            )
         ]
-        for repeat in ("main", "control"):
+        for repeat in ("main", "control", "replay"):
             for index, item in enumerate(items):
                 tokens = tuple(range(index, index + 6))
                 text = f" {item.answer}" if index % 4 else " I do not know"
@@ -263,10 +267,11 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
                     ItemRecord(
                         eval=TASK.name, item=item.id,
                         prompt_sha256=hashlib.sha256(item.prompt.encode()).hexdigest(), arm=arm,
-                        repeat=repeat, concurrency=4 if repeat == "main" else 2, token_ids=tokens,
+                        repeat=repeat, concurrency=2 if repeat == "control" else 4, token_ids=tokens,
                         text=text,
                         logprobs=tuple(-0.25 - t / 100 for t in tokens),
                         gaps=tuple(1.5 for _ in tokens), finish_reason="length",
+                        prompt_tokens=512, ranks=(1,) * 6 if repeat == "replay" else (),
                         score=TASK.score(item, text),
                     )
                 )  # fmt: skip
