@@ -267,8 +267,8 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
                     ItemRecord(
                         eval=TASK.name, item=item.id,
                         prompt_sha256=hashlib.sha256(item.prompt.encode()).hexdigest(), arm=arm,
-                        repeat=repeat, concurrency=2 if repeat == "control" else 4, token_ids=tokens,
-                        text=text,
+                        repeat=repeat, concurrency=2 if repeat == "control" else 4,
+                        token_ids=tokens, text=text,
                         logprobs=tuple(-0.25 - t / 100 for t in tokens),
                         gaps=tuple(1.5 for _ in tokens), finish_reason="length",
                         prompt_tokens=512, ranks=(1,) * 6 if repeat == "replay" else (),
