@@ -147,6 +147,8 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
             few_repeats=amounts.few_repeats)  # fmt: skip
     add("kernels", "compiled", 60.0 if claim.plugin.compiled_kernels else 0.1, check="compiled")
     for arm in ("base", "candidate"):
+        add("path", arm, boot + 600 * step, arm=arm)
+    for arm in ("base", "candidate"):
         add("features", arm, 4 * boot + 1000 * step, arm=arm)
     for arm in ("base", "candidate"):
         steps = amounts.answer_tokens * (1 + amounts.items / 2)

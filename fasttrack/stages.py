@@ -12,6 +12,7 @@ from typing import Any
 from fasttrack import isolation
 from fasttrack.audit import stage as audit
 from fasttrack.correctness import features
+from fasttrack.correctness import path as proofs
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import EnvironmentUnmet
 from fasttrack.evals import run as evals
@@ -41,6 +42,7 @@ def _kernels(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
 RUNNERS: Mapping[Stage, Runner] = {
     "isolation": isolation.run,
     "kernels": _kernels,
+    "path": proofs.run,
     "features": features.run,
     "evals": evals.run,
     "perf": sweep.run,

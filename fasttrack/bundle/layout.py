@@ -5,7 +5,7 @@ The run folder and the archive share one layout::
     claim/{claim.toml,claim.json,policy.json,plan.json,run.json}     claim    frozen beforehand
     claim/evals.json                                                 claim    items, where the
                                                                               claim has such evals
-    {isolation,kernels,features,evals,perf}/<unit>.jsonl             record   one file per unit
+    {isolation,kernels,path,features,evals,perf}/<unit>.jsonl        record   one file per unit
     <stage>/failures.jsonl                                           record   units that failed
     verdicts.json  provenance.json  report/report.md                 results
     manifest.json  statement.json  attestation.dsse.json             what is signed

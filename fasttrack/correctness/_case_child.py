@@ -24,6 +24,7 @@ from fasttrack.correctness.buffers import Buffer, Form, Slots, unfit
 from fasttrack.correctness.case import KernelCase, Tensors
 from fasttrack.correctness.device import Device, WithGraphs, device
 from fasttrack.correctness.jitter import Jitter
+from fasttrack.engine.code import mapped
 from fasttrack.engine.serve import Coded, serve
 
 Described = Sequence[Mapping[str, Any]]
@@ -142,6 +143,11 @@ def hold(arrays: Described, blobs: Sequence[bytes] = ()) -> dict[str, Any]:
     """Inputs of the calls to come."""
     _STATE.held = _content(arrays, blobs)
     return {}
+
+
+def code(package: str) -> dict[str, Any]:
+    """Compiled code this process has mapped, that of an installed `package` included."""
+    return {"files": mapped(package)}
 
 
 def _hold(frame: tuple[list[dict[str, Any]], list[bytes]]) -> tuple[dict[str, Any], list[bytes]]:
@@ -330,6 +336,7 @@ def _pack(tensors: Tensors) -> tuple[list[dict[str, Any]], list[bytes]]:
 
 CALLS = (
     load, ask, inputs, vary, hold, run, forget, expect, ready, go, capture, replay, fetch, reread,
+    code,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ absent becomes a record, and the stage goes on with a new child and with the oth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from fnmatch import fnmatch
 from typing import Any
 
@@ -16,7 +17,8 @@ from fasttrack.correctness import sanitizer
 from fasttrack.correctness.cell import CellRun
 from fasttrack.correctness.worker import Worker
 from fasttrack.engine.setting import Setting
-from fasttrack.schema import KernelRecord, Record
+from fasttrack.errors import FasttrackError
+from fasttrack.schema import Arm, CodeRecord, KernelRecord, Record
 
 MAX_REGIMES = 256
 ABSENT, REGIMES = "CAS-001", "CAS-002"
@@ -65,7 +67,16 @@ def measure(
             return records
     if case["device"] == "cuda" and not setting.cell:
         records.extend(sanitizer.run(setting, op, regimes))
-    return records
+    return [*records, *_code(setting, op, {"base": referee, "candidate": candidate})]
+
+
+def _code(setting: Setting, op: str, workers: Mapping[Arm, Worker]) -> Iterator[Record]:
+    """Compiled code of both children, so that it can be compared with the engine's."""
+    for arm, worker in workers.items():
+        # A child that cannot be started again leaves no record, and its op is MISSING.
+        with suppress(FasttrackError):
+            answer, _ = worker.call("code", package=setting.claim.plugin.module)
+            yield CodeRecord(stage="kernels", source=op, arm=arm, files=answer["files"])
 
 
 def _unusable(op: str, case: Mapping[str, Any] | None, referee: Worker, distribution: str) -> str:

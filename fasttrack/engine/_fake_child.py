@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fasttrack.engine import _fake_evidence
 from fasttrack.engine._fake_model import Lane, Model
 from fasttrack.engine.base import (
     Caches,
@@ -32,7 +33,9 @@ FAULTS = (
     *("lost_stop", "ignores_seed", "no_logprobs", "stale_prefix", "shed_load", "changed_build"),
     *("ignores_top_k", "no_penalties", "no_bias", "lost_delta", "same_samples", "truncates"),
     *("null_slot", "lost_preempted", "abort_leaks", "bad_drafts", "refuses_lora", "nan_state"),
-    *("slow", "falls_back_in_evals", "falls_back_above_8"),
+    *("slow", "falls_back_in_evals", "falls_back_above_8", "logs_specialised_runs_stock"),
+    *("ignores_watermark", "writes_null_slot", "writes_foreign_slot", "writes_more_than_it_logs"),
+    *("drifts_when_alternating", "runs_other_code"),
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
     *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
@@ -89,6 +92,7 @@ class Backend:
         self._session = session
         self._isolation_fault = self._planted(fault, session, plugin is not None,
                                               additional_config)  # fmt: skip
+        self._entry = bool(plugin and plugin.get("entry"))
         self._specialised = additional_config.get(SWITCH) == "latency_specialized"
         self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
         if self._fault == "slow":
@@ -150,6 +154,20 @@ class Backend:
         if fault == "patched_when_on":
             return fault if on else None
         return fault if installed else None
+
+    def evidence(
+        self, requests: Sequence[dict[str, Any]], trace: bool, state: bool, watermark: bool
+    ) -> dict[str, Any]:
+        """Run requests, and tell what was simulated rather than what was logged."""
+        made = Generation.model_validate(self.generate(requests, None))
+        late = any(request.get("arrive_after") for request in requests)
+        seen = _fake_evidence.observe(made, self._fault, self._entry, trace, state, watermark, late)
+        return seen.json_value()
+
+    def code(self) -> dict[str, Any]:
+        """No file is mapped, but for a planted one."""
+        planted = {hashlib.sha256(b"planted").hexdigest(): "planted.so"}
+        return {"files": planted if self._fault == "runs_other_code" else {}}
 
     def encode(self, texts: Sequence[str]) -> dict[str, Any]:
         """Bytes are tokens."""
@@ -335,6 +353,8 @@ if __name__ == "__main__":
             "inspect": backend.inspect,
             "reset_prefix_cache": backend.reset_prefix_cache,
             "caches": backend.caches,
+            "evidence": backend.evidence,
+            "code": backend.code,
             "end": backend.end,
         },
         default_code="ENG-006",

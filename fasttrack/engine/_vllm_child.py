@@ -27,6 +27,7 @@ from pydantic import ValidationError
 from fasttrack.engine._vllm_caches import scan
 from fasttrack.engine._vllm_requests import Collected, parameters
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
+from fasttrack.engine.code import mapped
 from fasttrack.engine.serve import Coded, serve
 from fasttrack.schema import EngineStep, PathStep, Target
 from fasttrack.schema.claim import Plugin
@@ -34,6 +35,8 @@ from fasttrack.schema.claim import Plugin
 CLOCK = time.perf_counter
 """Bound before any plugin is loaded: replacing the function in `time` changes nothing here."""
 TESTED = ("0.32.0",)
+OBSERVED = "FASTTRACK_OBSERVED"
+"""Set by the path stage: the claim's entry is to be wrapped."""
 NEIGHBOUR = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -77,6 +80,7 @@ class Backend:
         self._forces = forces
         if self._plugin:
             self._import_plugin(self._plugin)
+        self._entry = self._wrapped_entry() if os.environ.get(OBSERVED) else None
         from vllm import LLM
 
         try:
@@ -145,6 +149,69 @@ class Backend:
             ),
             drafted=tuple(self._drafted),
         ).json_value()
+
+    def evidence(
+        self,
+        requests: Sequence[dict[str, Any]],
+        trace: bool,
+        state: bool,
+        watermark: bool,
+    ) -> dict[str, Any]:
+        """Run requests under observation; see `Session.evidence`."""
+        from fasttrack.engine import _vllm_evidence as observe
+
+        runner = self._llm.collective_rpc(_runner)[0]
+        watch, problem = None, ""
+        if state:
+            try:
+                watch = observe.StateWatch(runner)
+            except observe.CannotWatch as error:
+                problem = str(error)
+        traced: list[dict[str, int]] = []
+        step = self._engine.step
+
+        def observed() -> Any:
+            if not trace:
+                return step()
+            scheduled = len(self._scheduled)
+            result, names = observe.names(step)
+            traced.extend([names] * (len(self._scheduled) - scheduled))
+            return result
+
+        calls = self._entry.calls if self._entry else 0
+        with contextlib.ExitStack() as stack:
+            if watch:
+                stack.enter_context(watch.watching())
+            if watermark and self._entry:
+                stack.enter_context(self._entry.constant())
+            self._engine.step = observed
+            stack.callback(setattr, self._engine, "step", step)
+            generation = self.generate(requests, None)
+        eager = bool(self._engine.vllm_config.model_config.enforce_eager)
+        return {
+            "generation": generation,
+            "entry_calls": self._entry.calls - calls if self._entry and eager else None,
+            "trace": traced,
+            "state": [one.json_value() for one in watch.steps] if watch else [],
+            "watched_blocks": watch.watched if watch else 0,
+            "blocks": watch.blocks if watch else 0,
+            "problem": problem,
+        }
+
+    def _wrapped_entry(self) -> Any:
+        """The claim's entry, wrapped before the engine could capture it; None without one."""
+        from fasttrack.engine import _vllm_evidence as observe
+
+        if not (self._plugin and self._plugin.entry):
+            return None
+        try:
+            return observe.Entry(self._plugin.entry)
+        except (ImportError, AttributeError) as error:
+            raise Coded("ENG-002", f"no entry {self._plugin.entry!r}: {error}") from error
+
+    def code(self) -> dict[str, Any]:
+        """Compiled code this process has mapped."""
+        return {"files": mapped(self._plugin.module if self._plugin else None)}
 
     def _run(
         self, names: Sequence[str], asked: Sequence[Request], full_decode_steps: int | None
@@ -339,6 +406,11 @@ class Backend:
         }
 
 
+def _runner(worker: Any) -> Any:
+    """The model runner, where it lives in this process."""
+    return worker.model_runner
+
+
 def _split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
     """(decode tokens, prefill tokens) of a scheduler output.
 
@@ -410,6 +482,8 @@ if __name__ == "__main__":
             "inspect": backend.inspect,
             "reset_prefix_cache": backend.reset_prefix_cache,
             "caches": backend.caches,
+            "evidence": backend.evidence,
+            "code": backend.code,
             "end": backend.end,
         },
         default_code="ENG-006",

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from fasttrack.engine.channel import Child
 from fasttrack.errors import EnvironmentUnmet, RunError, UsageError
-from fasttrack.schema import Arm, EngineStep, PathStep, Target
+from fasttrack.schema import Arm, EngineStep, PathStep, StateStep, Target
 from fasttrack.schema.claim import Frozen, Plugin
 
 Model = TypeVar("Model", bound=Frozen)
@@ -142,6 +142,28 @@ class CachesSeen(Frozen):
     caches: Caches | None
 
 
+class Evidence(Frozen):
+    """A call of the path stage: what was generated, and what the harness itself saw of it."""
+
+    generation: Generation
+    entry_calls: int | None = None
+    """Calls of the claim's entry; null if there is none or calls cannot be counted."""
+    trace: tuple[Mapping[str, int], ...] = ()
+    """Names and how often each was seen, per engine step, if asked for."""
+    state: tuple[StateStep, ...] = ()
+    """Cache changes per engine step, if asked for."""
+    watched_blocks: int = 0
+    blocks: int = 0
+    problem: str = ""
+    """Why the state could not be watched."""
+
+
+class Code(Frozen):
+    """Compiled code mapped by the child; see `engine.code`."""
+
+    files: Mapping[str, str]
+
+
 class Encoded(Frozen):
     """Token ids of texts."""
 
@@ -253,6 +275,33 @@ class Session:
         fill = None if null_fill is None else repr(null_fill)
         answer, _ = self._child.call("caches", self._timeout_s, null_fill=fill, whole=whole)
         return _parsed(self._child, "caches", CachesSeen, answer).caches
+
+    def evidence(
+        self,
+        requests: Sequence[Request],
+        *,
+        trace: bool = False,
+        state: bool = False,
+        watermark: bool = False,
+    ) -> Evidence:
+        """As `generate`, under observation; slow, and never inside a measured window.
+
+        `watermark` replaces what the claim's entry returns by a constant.
+        """
+        answer, _ = self._child.call(
+            "evidence",
+            self._timeout_s,
+            requests=[request.json_value() for request in requests],
+            trace=trace,
+            state=state,
+            watermark=watermark,
+        )
+        return _parsed(self._child, "evidence", Evidence, answer)
+
+    def code(self) -> Mapping[str, str]:
+        """Compiled code that the engine's process has mapped: name by digest."""
+        answer, _ = self._child.call("code", self._timeout_s)
+        return _parsed(self._child, "code", Code, answer).files
 
     def __enter__(self) -> Session:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ class Setting:
         count_nans: bool = False,
         on_ready: Callable[[SessionRecord], None] | None = None,
         forces: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> Iterator[Session]:
         """Boot an arm, hand it out, stop it and append its `SessionRecord` to `out`.
 
@@ -109,7 +110,8 @@ class Setting:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         start = time.monotonic()
         source = self.source_sha256()
-        with self.engine.start(self.launch(name, arm, variant, count_nans, forces)) as session:
+        launch = self.launch(name, arm, variant, count_nans, forces)
+        with self.engine.start(replace(launch, env={**launch.env, **(env or {})})) as session:
             expected = getattr(self.claim.switch, arm)
             check_switch(session.info, expected, self.claim.switch.key)
             ready = time.monotonic()

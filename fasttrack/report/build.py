@@ -82,6 +82,7 @@ def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield evidence.speed(bundle)
     yield evidence.isolation(bundle)
     yield evidence.paths(bundle, tally)
+    yield evidence.proofs(bundle, tally)
     yield evidence.kernels(bundle, tally)
     yield evidence.features(bundle, tally)
     yield evidence.evals(bundle, tally)

@@ -106,6 +106,21 @@ def paths(bundle: Bundle, tally: Tally) -> Section:
     return Section("Path evidence", (note,), (table(columns, rows, MOST_ROWS),), brief=True)
 
 
+def proofs(bundle: Bundle, tally: Tally) -> Section:
+    """What the path stage proved, and cells of other stages that did not run as claimed."""
+    summaries = {f"{stage}/{arm}" for stage, arm in tally.paths}
+    others = [v for v in _of(bundle, "path") if v.cell not in summaries]
+    if not others:
+        return Section("Path proofs", ("Nothing was proved about the path.",))
+    rows = [(v.cell, v.state.value, v.detail) for v in sorted(others, key=urgency)]
+    note = (
+        "What the harness saw for itself: a profiler's names, cache blocks, the claimed entry's "
+        "result replaced by a constant; and every cell that did not run as claimed."
+    )
+    columns = ("Proof or cell", "State", DETAIL)
+    return Section("Path proofs", (note,), (table(columns, rows, MOST_ROWS),))
+
+
 def kernels(bundle: Bundle, tally: Tally) -> Section:
     """One line per op with its worst cell."""
     by_op: dict[str, list[Verdict]] = defaultdict(list)

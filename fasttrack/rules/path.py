@@ -181,6 +181,8 @@ def _count(case: Case, stage: str, records: Sequence[PathRecord]) -> tuple[dict[
 
 def _expected(case: Case, stage: str) -> set[str]:
     """Calls of the candidate that other records tell of, by the cell of their path record."""
+    if stage == "path":
+        return set()
     if stage == "features":
         return {
             f"features/{record.feature}"
@@ -225,4 +227,4 @@ def _rule(stage: str) -> Rule:
     return Rule("path", stage, lambda case: _judge(case, stage))
 
 
-RULES = tuple(_rule(stage) for stage in ("features", "evals", "perf"))
+RULES = tuple(_rule(stage) for stage in ("features", "evals", "perf", "path"))

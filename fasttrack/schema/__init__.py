@@ -14,6 +14,7 @@ from fasttrack.schema.evidence import (
 from fasttrack.schema.record import (
     STAGES,
     Check,
+    CodeRecord,
     CompiledRecord,
     ConductRecord,
     EarlyAccess,
@@ -31,6 +32,11 @@ from fasttrack.schema.record import (
     SampleRecord,
     SanitizerRecord,
     SessionRecord,
+    StateRecord,
+    StateStep,
+    TraceRecord,
+    TwinAnswer,
+    TwinRecord,
     parse_record,
 )
 from fasttrack.schema.verdict import Outcome, State, Verdict
@@ -42,6 +48,7 @@ __all__ = [
     "Cell",
     "Check",
     "Claim",
+    "CodeRecord",
     "CompiledRecord",
     "ConductRecord",
     "EarlyAccess",
@@ -70,9 +77,14 @@ __all__ = [
     "Sentence",
     "SessionRecord",
     "State",
+    "StateRecord",
+    "StateStep",
     "Statement",
     "Target",
     "Tier",
+    "TraceRecord",
+    "TwinAnswer",
+    "TwinRecord",
     "Verdict",
     "parse_record",
 ]

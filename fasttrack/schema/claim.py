@@ -121,6 +121,10 @@ class Plugin(Frozen):
     machine code; found as `cases` is, and imported by a Python that has the compiler."""
     worker_extension: str | None = None
     """Dotted class with a method `fasttrack_evidence(clear)`, mixed into the engine's worker."""
+    entry: str | None = Field(default=None, pattern=r"^[\w.]+:[\w.]+$")
+    """``module:Class.function`` that a specialised step calls once, and goes on with its tensor.
+
+    In the path stage the harness counts its calls and replaces its result by a constant."""
 
 
 class Grid(Frozen):
@@ -172,6 +176,18 @@ class ExternalEval(Frozen):
         return self
 
 
+class Trace(Frozen):
+    """Names in a trace of engine steps that tell the specialised path from stock on one target.
+
+    Names are the device profiler's: operators on a CPU, kernels on a GPU; `*` stands for anything.
+    """
+
+    shows: tuple[str, ...] = ()
+    """Each is seen in every specialised step, and in no other."""
+    hides: tuple[str, ...] = ()
+    """Each is seen in every decode step of stock, and in no specialised one."""
+
+
 class Target(Frozen):
     """One combination of hardware, parallelism and checkpoint."""
 
@@ -187,6 +203,7 @@ class Target(Frozen):
     grid: Grid
     evals: Mapping[ExternalName, ExternalEval] = Field(default_factory=dict)
     """External evals; `fasttrack evals prepare` freezes their items."""
+    trace: Trace = Trace()
     baseline_note: str = ""
     """What stock is on this target, shown in the report (e.g. that it is the plugin's own)."""
 
@@ -377,7 +394,9 @@ class Policy(Frozen):
     numerics: NumericsPolicy = NumericsPolicy()
     speed: SpeedPolicy = SpeedPolicy()
     quality: QualityPolicy = QualityPolicy()
-    required_stages: tuple[str, ...] = ("isolation", "kernels", "features", "evals", "perf")
+    required_stages: tuple[str, ...] = (
+        *("isolation", "kernels", "path", "features", "evals", "perf"),
+    )
     required_features: tuple[str, ...] = (
         "abort",
         "batch_edges",

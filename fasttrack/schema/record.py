@@ -15,8 +15,8 @@ from fasttrack.schema._json import loads
 from fasttrack.schema.claim import Arm, Frozen
 
 Scalar = str | int | float | bool | None
-Stage = Literal["isolation", "kernels", "features", "evals", "perf"]
-STAGES: tuple[Stage, ...] = ("isolation", "kernels", "features", "evals", "perf")
+Stage = Literal["isolation", "kernels", "path", "features", "evals", "perf"]
+STAGES: tuple[Stage, ...] = ("isolation", "kernels", "path", "features", "evals", "perf")
 
 
 class Check(Frozen):
@@ -99,6 +99,98 @@ class PathRecord(Frozen):
     """(decode tokens, prefill tokens) per step, from the engine's scheduler: the cross-check."""
     drafted: Sequence[int] = ()
     """Indices of steps in which the scheduler gave some row draft tokens to verify."""
+
+
+class CodeRecord(Frozen):
+    """Compiled code a process had mapped, as the operating system tells; none where it is silent.
+
+    `source` is ``engine`` or the op of a kernel case; `arm` base is stock's process: an engine with
+    the switch off, or the referee of the case.
+    """
+
+    kind: Literal["code"] = "code"
+    stage: Stage
+    source: str
+    arm: Arm
+    files: Mapping[str, str]
+    """Readable name by SHA-256 of the content; the interpreter's and the system's are left out."""
+
+
+class TraceRecord(Frozen):
+    """Names the device's profiler saw in the steps of one call of the path stage."""
+
+    kind: Literal["trace"] = "trace"
+    session: str
+    arm: Arm
+    cell: str
+    decode_steps: int
+    """Steps that decoded and prefilled nothing, as the scheduler tells."""
+    least: Mapping[str, int]
+    most: Mapping[str, int]
+    """Fewest and most times a name was seen in one of them; a name that some lack has no least."""
+    prefill: Mapping[str, int]
+    """Most times a name was seen in one of the other steps."""
+    entry_calls: int | None
+    """Calls of the claim's entry during the call, counted by the harness; null if it cannot."""
+
+
+class TwinAnswer(Frozen):
+    """An answer to a prompt that was asked twice."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float | None] = ()
+    gaps: Sequence[float | None] = ()
+
+
+class TwinRecord(Frozen):
+    """The same prompts answered twice in one session, the second time under a change.
+
+    `watermark`: the entry's result is a constant. `alternation`: a short prompt arrives every other
+    step, so that the step cannot be a pure decode.
+    """
+
+    kind: Literal["twin"] = "twin"
+    change: Literal["watermark", "alternation"]
+    session: str
+    arm: Arm
+    cell: str
+    plain: Sequence[TwinAnswer]
+    changed: Sequence[TwinAnswer]
+    entry_calls: int | None = None
+    """Calls of the entry while the change was on."""
+
+
+class StateStep(Frozen):
+    """Cache blocks whose content differed before and after one engine step, as ranges.
+
+    Owners are the requests of the step, by the engine's own block tables.
+    """
+
+    slots: str
+    """Blocks of per-request state."""
+    rows: str
+    """Rows of paged caches, block * block size + offset."""
+    foreign: str
+    """Changed blocks that no request of the step owns."""
+    foreign_rows: str
+    """Changed rows of owned blocks at other positions than those the step computed."""
+    null: bool
+    """Whether the null block changed."""
+
+
+class StateRecord(Frozen):
+    """Every engine step of one call, with what it changed in the caches: compared bit by bit."""
+
+    kind: Literal["state"] = "state"
+    session: str
+    arm: Arm
+    cell: str
+    watched_blocks: int
+    blocks: int
+    """The engine's; only the first `watched_blocks` were compared."""
+    steps: Sequence[StateStep]
+    problem: str = ""
+    """Why nothing could be compared."""
 
 
 class ErrorStats(Frozen):
@@ -369,6 +461,10 @@ Record = Annotated[
     | ItemRecord
     | SampleRecord
     | MonitorRecord
+    | CodeRecord
+    | TraceRecord
+    | TwinRecord
+    | StateRecord
     | FailureRecord,
     Field(discriminator="kind"),
 ]

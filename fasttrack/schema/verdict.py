@@ -353,6 +353,53 @@ REASONS: dict[str, Explanation] = {
         "The optimization's step log and the engine's scheduler disagree on steps or tokens.",
         "One of the two is wrong; evidence that contradicts the engine is not evidence.",
     ),
+    "PATH-TRACE": Explanation(
+        "The profiler's names of decode steps do not bear the path log out: names of stock are "
+        "there, declared ones are missing, or the entry was not called once per specialised step.",
+        "The detail names what was seen. [targets.NAME.trace] declares names, [plugin].entry the "
+        "entry.",
+    ),
+    "PATH-WATERMARK": Explanation(
+        "The entry's result was replaced by a constant, and answers did not follow, or did where "
+        "stock computes them: something else than the claimed code makes the answers.",
+        "Use the entry's result in every specialised step, and nowhere else.",
+    ),
+    "PATH-UNDECLARED": Explanation(
+        "The claim names nothing by which the harness could see the path for itself, or a name "
+        "that says nothing.",
+        "Declare [plugin].entry, and `shows` or `hides` under [targets.NAME.trace].",
+    ),
+    "PATH-NULL-SLOT": Explanation(
+        "A step changed the engine's null block, which every padded row reads.",
+        "Mask the writes of padded rows.",
+    ),
+    "PATH-FOREIGN-WRITE": Explanation(
+        "A step changed cache blocks or rows that its requests do not own or had already computed.",
+        "The detail names them. Check slot mapping, padding and block tables.",
+    ),
+    "PATH-UNLOGGED-WRITE": Explanation(
+        "A step changed cache rows that its own log does not mention.",
+        "Log every slot and row under keys that end in `slots` and `rows`.",
+    ),
+    "PATH-UNWATCHED": Explanation(
+        "The caches of this engine could not be compared, or no write was seen in them.",
+        "The detail says why. Nothing is proved about what the path writes.",
+    ),
+    "PATH-DRIFT": Explanation(
+        "An answer whose steps alternate between stock and the specialised path differs from the "
+        "uninterrupted one by more than stock differs from itself.",
+        "The two paths do not leave the same state behind: compare caches after one step of each.",
+    ),
+    "PATH-OTHER-CODE": Explanation(
+        "The kernel cases run other compiled code than the engine does: their tests prove nothing "
+        "about what serves.",
+        "Let the case call the very unit the engine loads.",
+    ),
+    "PATH-NO-CODE": Explanation(
+        "No compiled code of its own is mapped in engine or cases, so whether they run the same "
+        "cannot be seen. It informs and does not decide.",
+        "Nothing to do for code in Python; the run's source digest binds both to the same files.",
+    ),
     "FEAT-LOST": Explanation(
         "A feature that stock offers does not work, or gives something else, with the switch on.",
         "The failed check is named; run `fasttrack validate FOLDER --only features`.",

@@ -165,7 +165,12 @@ class Zoo(AbstractContextManager["Zoo"]):
 
 
 def _plugin(cases: str | None = None) -> dict[str, Any]:
-    return {"distribution": "fasttrack-zoo", "module": "zoo_cases", "cases": cases}
+    return {
+        "distribution": "fasttrack-zoo",
+        "module": "zoo_cases",
+        "cases": cases,
+        "entry": "zoo_cases:load",
+    }
 
 
 def _scope(ops: Sequence[str]) -> dict[str, Any]:
@@ -179,6 +184,7 @@ def _claim(plant: Plant, **parts: Any) -> Claim:
         "role": "development",
         "max_model_len": 2048,
         "grid": {"batch": [1, 4], "context_tokens": [64]},
+        "trace": {"shows": ["fast::*"], "hides": ["stock::*"]},
         "engine_args": {"fake": dict(plant.fake)},
     }
     return Claim.model_validate(

@@ -209,4 +209,9 @@ CODES: dict[str, Reject] = {
         "A kernel cell ran from other seeds, less often, or in another regime than planned.",
         _MEASURE,
     ),
+    "VER-098": Reject(
+        "A proof of the path, or a step log, tells of other calls, steps or tokens than the "
+        "schedule beside it.",
+        _MEASURE,
+    ),
 }

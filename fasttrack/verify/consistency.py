@@ -15,10 +15,21 @@ from itertools import pairwise
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import VerificationFailed
-from fasttrack.schema import MonitorRecord, PathRecord, Record, SampleRecord, SessionRecord
-from fasttrack.verify import counts
+from fasttrack.schema import (
+    MonitorRecord,
+    PathRecord,
+    Record,
+    SampleRecord,
+    SessionRecord,
+    StateRecord,
+    TraceRecord,
+    TwinRecord,
+)
+from fasttrack.verify import counts, proofs
 from fasttrack.verify.facts import Contradiction, Facts
 
+_Of = SampleRecord | PathRecord | MonitorRecord | TraceRecord | TwinRecord | StateRecord
+"""Records that name their session."""
 TOLERANCE = timedelta(seconds=2)
 """Between two clocks, one of which tells whole seconds; far below a session's length."""
 CLOCK_GRAIN_S = 1e-6
@@ -28,7 +39,7 @@ ORDERS = (("base", "candidate", "candidate", "base"), ("candidate", "base", "bas
 def check(bundle: Bundle, sourced: Sequence[tuple[str, Record]]) -> int:
     """Number of checks that found nothing.
 
-    Raises `VerificationFailed` VER-080..092 or VER-096 naming the record's file.
+    Raises `VerificationFailed` VER-080..092, VER-096 or VER-098 naming the record's file.
     """
     records = [record for _, record in sourced]
     facts = Facts(bundle.claim, bundle.run, bundle.plan["amounts"], records)
@@ -100,10 +111,13 @@ def _overlaps(facts: Facts) -> Iterator[Contradiction]:
 
 
 def _references(facts: Facts) -> Iterator[Contradiction]:
-    named: list[tuple[SampleRecord | PathRecord | MonitorRecord, str, str | None]] = [
+    named: list[tuple[_Of, str, str | None]] = [
         *((r, "perf", r.arm) for r in facts.samples),
         *((r, r.stage, r.arm) for r in facts.of(PathRecord)),
         *((r, r.stage, None) for r in facts.of(MonitorRecord)),
+        *((r, "path", r.arm) for r in facts.of(TraceRecord)),
+        *((r, "path", r.arm) for r in facts.of(TwinRecord)),
+        *((r, "path", r.arm) for r in facts.of(StateRecord)),
     ]
     for record, stage, arm in named:
         session = facts.sessions.get(record.session)
@@ -170,6 +184,7 @@ CHECKS: tuple[Callable[[Facts], Iterator[Contradiction]], ...] = (
     _blocks,
     _step_times,
     *counts.CHECKS,
+    *proofs.CHECKS,
 )
 
 

@@ -31,6 +31,9 @@ from fasttrack.schema import (
     Record,
     SampleRecord,
     SanitizerRecord,
+    StateRecord,
+    TraceRecord,
+    TwinRecord,
     Verdict,
 )
 from fasttrack.schema.claim import Frozen
@@ -51,6 +54,9 @@ _STAGE_OF_KIND: dict[type[Any], str] = {
     FeatureRecord: "features",
     ItemRecord: "evals",
     SampleRecord: "perf",
+    TraceRecord: "path",
+    TwinRecord: "path",
+    StateRecord: "path",
 }
 
 

@@ -120,6 +120,28 @@ def test_it_stops_after_so_many_full_decode_steps(session: Session) -> None:
     assert len(ask(session).answers) == len(PROMPTS)
 
 
+def test_it_is_seen_at_work_without_being_changed(session: Session) -> None:
+    asked = [Request(prompt=(3, *p), sampling=Sampling(max_tokens=6)) for p in PROMPTS[:2]]
+    plain = session.generate(asked)
+    once = Sampling(max_tokens=1)
+    late = [Request(prompt=(n, 1, 2), sampling=once, arrive_after=2 * n + 1) for n in range(2)]
+    seen = session.evidence([*asked, *late], trace=True, state=True)
+    made = seen.generation
+    if session.info.fingerprint["engine"] not in SIMULATED:
+        assert [a.token_ids for a in made.answers[:2]] == [a.token_ids for a in plain.answers]
+    assert len(seen.trace) == len(made.steps)
+    assert all(sum(names.values()) for names in seen.trace)
+    # The late requests prefill beside the others' decodes, each in a step of its own.
+    mixed = [s for s in made.steps if s.decode_tokens and s.prefill_tokens]
+    assert len(mixed) >= len(late)
+    assert bool(seen.problem) != (len(seen.state) == len(made.steps))
+    assert not any(step.foreign for step in seen.state)
+    # No entry is named, so none is wrapped; what follows is as before.
+    assert seen.entry_calls is None
+    assert len(ask(session).answers) == len(PROMPTS)
+    assert all(len(digest) == 64 for digest in session.code())
+
+
 def test_log_probabilities_one_per_token(session: Session) -> None:
     for answer in ask(session, logprobs=2).answers:
         assert len(answer.logprobs) == len(answer.gaps) == len(answer.listed) == 6

@@ -95,6 +95,13 @@ JUDGED = (
     Judged(
         "changed_build", "perf", (("VAL-ENGINE", CELL), ("SPD-SENTENCE", "sentence")), status=3
     ),
+    Judged("logs_specialised_runs_stock", "path", (
+        ("PATH-TRACE", "path/features/trace"), ("PATH-WATERMARK", "path/evals/watermark"))),
+    Judged("ignores_watermark", "path", (("PATH-WATERMARK", "path/perf/batch=2/watermark"),)),
+    Judged("writes_null_slot", "path", (("PATH-NULL-SLOT", "path/state"),)),
+    Judged("writes_foreign_slot", "path", (("PATH-FOREIGN-WRITE", "path/state"),)),
+    Judged("writes_more_than_it_logs", "path", (("PATH-UNLOGGED-WRITE", "path/state"),)),
+    Judged("drifts_when_alternating", "path", (("PATH-DRIFT", "path/alternation"),)),
     Judged("slow", "perf", (("SPD-SLOWER", CELL), ("SPD-SENTENCE", "sentence"))),
 )  # fmt: skip
 
@@ -173,6 +180,14 @@ def test_a_fallback_shows_in_exactly_its_cells(tmp_path: Path) -> None:
     assert ran.status == 0, ran.err
 
 
+def test_cases_of_other_code_than_the_engine_s_are_found(tmp_path: Path) -> None:
+    optimization(tmp_path, fault="runs_other_code")
+    ran = fasttrack(tmp_path, "validate", "demo", "--only", "kernels", "--only", "path", "--json")
+    assert ran.status == 1, ran.err
+    (found,) = (item for item in ran.json["open"] if item["code"] == "PATH-OTHER-CODE")
+    assert found["cell"] == "path/code" and "planted.so" in found["cause"]
+
+
 def test_stray_output_does_no_harm(tmp_path: Path) -> None:
     optimization(tmp_path, fault="chatter")
     ran = fasttrack(tmp_path, "validate", "demo", "--only", "features", "--only", "evals", "--json")
@@ -203,5 +218,6 @@ def test_every_fault_is_tried() -> None:
         "refuses_neighbours",
         "chatter",
         "falls_back_above_8",
+        "runs_other_code",
     }
     assert tried == set(FAULTS)

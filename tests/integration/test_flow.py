@@ -83,6 +83,7 @@ def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:
     assert kinds == {
         "IsolationRecord", "KernelRecord", "CompiledRecord", "FeatureRecord", "ItemRecord",
         "SampleRecord", "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
+        "CodeRecord", "TraceRecord", "TwinRecord", "StateRecord",
     }  # fmt: skip
 
 
@@ -99,9 +100,9 @@ def test_the_path_evidence_is_there(home: Path, validated: Ran) -> None:
 
 
 def test_progress_is_told_in_plain_lines(validated: Ran) -> None:
-    assert "17 units of work; about" in validated.err
-    assert "[1/17] isolation: scope" in validated.err
-    assert "[17/17] perf: block1" in validated.err
+    assert "19 units of work; about" in validated.err
+    assert "[1/19] isolation: scope" in validated.err
+    assert "[19/19] perf: block1" in validated.err
     assert "s left" in validated.err
     assert "Not tested by this run" in validated.err
     assert "verify: fasttrack verify submissions/demo-fake-" in validated.err
@@ -110,7 +111,7 @@ def test_progress_is_told_in_plain_lines(validated: Ran) -> None:
 def test_json_names_what_needs_attention(validated: Ran) -> None:
     for item in validated.json["open"]:
         assert set(item) == {"code", "cell", "state", "deciding", "cause", "next"}
-    assert validated.codes == {"EVAL-FLOOR"}
+    assert validated.codes == {"EVAL-FLOOR", "PATH-NO-CODE"}
     assert not any(item["deciding"] for item in validated.json["open"])
 
 
@@ -173,7 +174,7 @@ def test_a_finished_run_is_not_continued(home: Path, validated: Ran) -> None:
 def test_only_and_skip_are_told_and_not_admissible(home: Path, validated: Ran) -> None:
     ran = fasttrack(home, "validate", "demo", "--only", "isolation", "--json")
     because = ran.json["outcome"]["not_admissible_because"]
-    assert "stages left out: kernels, features, evals, perf" in because
+    assert "stages left out: kernels, path, features, evals, perf" in because
     assert "RUN-PARTIAL" in ran.codes
     assert fasttrack(home, "verify", ran.json["bundle"]).status == 0
 

@@ -36,9 +36,11 @@ from fasttrack.report import markdown
 from fasttrack.report.build import build
 from fasttrack.rules.isolation import UNITS
 from fasttrack.schema import (
+    ARMS,
     Arm,
     Check,
     Claim,
+    CodeRecord,
     CompiledRecord,
     ConductRecord,
     EngineStep,
@@ -60,7 +62,12 @@ from fasttrack.schema import (
     SampleRecord,
     SelfTest,
     SessionRecord,
+    StateRecord,
+    StateStep,
     Tier,
+    TraceRecord,
+    TwinAnswer,
+    TwinRecord,
     Verdict,
 )
 from fasttrack.schema._json import canonical_bytes, digest, loads
@@ -73,6 +80,7 @@ CREATED = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
 SEED = 0
 """Block 0 of its plan is base, candidate, candidate, base."""
 WARM_AND_WINDOW = 20
+CODE: dict[Arm, dict[str, str]] = {"base": {}, "candidate": {"d" * 64: "mix.so"}}
 SOURCE = """\
 schema = "fasttrack.claim/v1"
 name = "demo"
@@ -93,6 +101,7 @@ candidate = "latency_specialized"
 [plugin]
 distribution = "demo"
 module = "demo"
+entry = "demo.ops:mix"
 
 [speed]
 sentence = "faster_everywhere"
@@ -104,6 +113,7 @@ max_model_len = 512
 baseline_note = "the engine's own decode"
 grid = { batch = [1, 2], context_tokens = [64] }
 checkpoint = { name = "tiny" }
+trace = { shows = ["fast::*"], hides = ["stock::*"] }
 """
 
 
@@ -221,7 +231,61 @@ def kernel_records(tier: Tier, first: int) -> list[Record]:
                 calls=amounts.repeats + amounts.seeds, times_s={"first": 1e-3, "fastest": 1e-3},
             )
         )  # fmt: skip
+    made += [CodeRecord(stage="kernels", source="mix", arm=a, files=CODE[a]) for a in ARMS]
     return made
+
+
+def path_records(clock: Clock, arm: Arm) -> list[Record]:
+    """Every proof of the path, for the kinds of work and batches of the claim."""
+    name, fast = f"path-{arm}", arm == "candidate"
+    names = {"fast::layer" if fast else "stock::layer": 4, "host::sample": 1}
+
+    def logged(cell: str, late: bool = False) -> PathRecord:
+        ran = steps(clock, arm, 2, 40)[:9]
+        mixed = [
+            step.model_copy(update={"prefill_tokens": late * (n % 2) or step.prefill_tokens})
+            for n, step in enumerate(ran)
+        ]
+        return path("path", name, arm, cell, mixed)
+
+    def answer(*tokens: int) -> TwinAnswer:
+        return TwinAnswer(
+            token_ids=tokens, logprobs=[-0.5 - t / 100 for t in tokens], gaps=[1.0 for _ in tokens]
+        )
+
+    def body() -> list[Record]:
+        made: list[Record] = []
+        plain, constant = answer(5, 6, 7), answer(5, 1, 1) if fast else answer(5, 6, 7)
+        for kind in ("features", "evals", "perf/batch=1", "perf/batch=2"):
+            for what in ("trace", "watermark"):
+                made.append(logged(f"path/{kind}/{what}"))
+            made += [
+                TraceRecord(
+                    session=name, arm=arm, cell=f"path/{kind}/trace", decode_steps=8, least=names,
+                    most=names, prefill={"stock::layer": 9}, entry_calls=8 * fast,
+                ),
+                TwinRecord(
+                    change="watermark", session=name, arm=arm, cell=f"path/{kind}/watermark",
+                    plain=[plain], changed=[constant], entry_calls=8 * fast,
+                ),
+            ]  # fmt: skip
+        still = StateStep(slots="1", rows="", foreign="", foreign_rows="", null=False)
+        made += [
+            logged("path/state"),
+            StateRecord(
+                session=name, arm=arm, cell="path/state", watched_blocks=64, blocks=64,
+                steps=[still] * 9,
+            ),
+            logged("path/alternation", late=True),
+            TwinRecord(
+                change="alternation", session=name, arm=arm, cell="path/alternation",
+                plain=[plain], changed=[plain],
+            ),
+            CodeRecord(stage="path", source="engine", arm=arm, files=CODE[arm]),
+        ]  # fmt: skip
+        return made
+
+    return session(clock, "path", name, arm, body)
 
 
 def feature_records(clock: Clock, arm: Arm) -> list[Record]:
@@ -329,6 +393,8 @@ def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Recor
             records = [CompiledRecord(cell="compiled", status="none")]
         elif unit.stage == "kernels":
             records = kernel_records(info.tier, info.seed)
+        elif unit.stage == "path":
+            records = path_records(clock, unit.spec["arm"])
         elif unit.stage == "features":
             records = feature_records(clock, unit.spec["arm"])
         elif unit.stage == "evals":
@@ -366,7 +432,7 @@ def run_info(frozen: Claim, policy: Policy, **changes: Any) -> RunInfo:
     values: dict[str, Any] = {
         "run_id": "demo-gpu-a-standard-0001", "target": "gpu-a", "tier": Tier.STANDARD,
         "seed": SEED,
-        "stages": ("isolation", "kernels", "features", "evals", "perf"),
+        "stages": ("isolation", "kernels", "path", "features", "evals", "perf"),
         "command": ("fasttrack", "validate", "optimizations/demo", "--tier", "standard"),
         "claim_sha256": frozen.digest(), "policy_sha256": policy.digest(),
         "harness_version": __version__, "created_utc": CREATED.isoformat(),

@@ -33,6 +33,7 @@ PERF_THIRD = maker.unit_file("perf/block0-2-candidate")
 EVALS = maker.unit_file("evals/candidate")
 FEATURES = maker.unit_file("features/base")
 KERNELS = maker.unit_file("kernels/mix")
+PROOFS = maker.unit_file("path/candidate")
 ISOLATION = maker.unit_file("isolation/scope")
 EXTRA = "perf/extra-0a1b.jsonl"
 CARD = "signatures/1.json"
@@ -888,6 +889,37 @@ def sample_vector_copied(lab: Lab) -> Path:
     return lab.redecided(**{name: lab.lines(name, "sample", copy)})
 
 
+def fewer_proofs_than_planned(lab: Lab) -> Path:
+    return lab.redecided(**{PROOFS: lab.lines(PROOFS, "state", lambda v: [])})
+
+
+def proof_made_twice(lab: Lab) -> Path:
+    return lab.redecided(**{PROOFS: lab.lines(PROOFS, "state", lambda v: [v, v])})
+
+
+def proof_of_another_call(lab: Lab) -> Path:
+    data = lab.lines(PROOFS, "twin", put(cell="path/sampling/watermark"))
+    return lab.redecided(**{PROOFS: data})
+
+
+def more_decode_steps_traced_than_ran(lab: Lab) -> Path:
+    return lab.redecided(**{PROOFS: lab.lines(PROOFS, "trace", put(decode_steps=9))})
+
+
+def more_tokens_than_the_steps_made(lab: Lab) -> Path:
+    long = {"token_ids": list(range(40)), "logprobs": [], "gaps": []}
+    return lab.redecided(**{PROOFS: lab.lines(PROOFS, "twin", put(changed=[long]))})
+
+
+def step_log_of_another_sample(lab: Lab) -> Path:
+    def shift(value: dict[str, Any]) -> None:
+        value["scheduled"][0][1] += 1
+        value["steps"][0]["tokens"] += 1
+        value["steps"][0]["prefill_tokens"] += 1
+
+    return lab.redecided(**{PERF_OTHER: lab.lines(PERF_OTHER, "path", shift)})
+
+
 def item_answered_twice(lab: Lab) -> Path:
     data = lab.lines(EVALS, "item", lambda v: [v, v] if v["item"] == "chain-8-0-0" else None)
     return lab.redecided(**{EVALS: data})
@@ -1140,6 +1172,12 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(seeds_chosen_after_looking, "VER-096", KERNELS),
     Defect(fewer_repeats_than_planned, "VER-096", KERNELS),
     Defect(kernel_cell_of_another_regime, "VER-096", KERNELS),
+    Defect(fewer_proofs_than_planned, "VER-098"),
+    Defect(proof_made_twice, "VER-098", PROOFS),
+    Defect(proof_of_another_call, "VER-098", PROOFS),
+    Defect(more_decode_steps_traced_than_ran, "VER-098", PROOFS),
+    Defect(more_tokens_than_the_steps_made, "VER-098", PROOFS),
+    Defect(step_log_of_another_sample, "VER-098", PERF_OTHER),
     Defect(wrong_answer_scored_right, "VER-093"),
     Defect(lost_answer_scored_right, "VER-093", EVALS),
     Defect(items_of_another_seed, "VER-094"),

@@ -25,7 +25,7 @@ CORE = " ".join(re.split(r"[^\w-]", need)[0] for need in PYPROJECT["project"]["d
 
 # Pure files that both a measuring room and the verifier need.
 LEAVES = (
-    "stats folders correctness.compare evals.pairing evals.task evals.tasks evals.scorers "
+    "stats folders ranges correctness.compare evals.pairing evals.task evals.tasks evals.scorers "
     "evals.manifest perf.window"
 )
 ROOM = "errors schema engine stats"
@@ -40,6 +40,7 @@ FASTTRACK = {
     "schema": "errors schema",
     "stats": "errors schema",
     "folders": "",
+    "ranges": "",
     "correctness.__init__": "",
     "correctness.compare": "errors schema stats",
     "audit.__init__": "",
@@ -56,12 +57,13 @@ FASTTRACK = {
     "evals.tasks": "errors schema stats evals.task evals.tasks",
     "perf.__init__": "",
     "perf.window": "errors schema stats",
-    "engine": "errors schema engine",
+    "engine": "errors schema engine ranges",
     "claim": "errors schema",
     "plan": "errors schema evals.task",
     "checkpoints": "errors schema folders",
     "scaffold": "errors schema",
     "isolation": f"{ROOM} folders bundle.git isolation",
+    "correctness.path": f"{ROOM} correctness evals.task evals.tasks",
     "correctness": f"{ROOM} correctness",
     "evals": f"{ROOM} evals",
     "perf": f"{ROOM} perf",
@@ -80,6 +82,7 @@ FASTTRACK = {
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.
 FASTTRACK_OUTSIDE = {
+    "engine._vllm_evidence": f"{CORE} torch",
     "engine._vllm_child": f"{CORE} numpy torch vllm",
     "engine._vllm_state": f"{CORE} torch vllm",
     "correctness._case_child": f"{CORE} torch vllm",

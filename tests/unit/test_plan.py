@@ -20,7 +20,9 @@ def made(claim: Claim | None = None, tier: Tier = Tier.SMOKE, seed: int = 0) -> 
 
 def test_units_of_every_stage() -> None:
     counted = Counter(unit.stage for unit in made().units)
-    assert counted == {"isolation": 3, "kernels": 2, "features": 2, "evals": 2, "perf": 8}
+    assert counted == {
+        "isolation": 3, "kernels": 2, "path": 2, "features": 2, "evals": 2, "perf": 8,
+    }  # fmt: skip
     op, audit = made().stage("kernels")
     assert op.spec["op"] == "mix"
     assert audit.spec == {"check": "compiled"}

@@ -14,6 +14,7 @@ from fasttrack.engine.base import (
     Caches,
     CachesSeen,
     Engine,
+    Evidence,
     Generation,
     Inspection,
     Launch,
@@ -74,6 +75,17 @@ class LocalSession:
         told = self._backend.caches(None if null_fill is None else repr(null_fill), whole)
         return CachesSeen.model_validate(told).caches
 
+    def evidence(self, requests: Sequence[Request], **asked: Any) -> Evidence:
+        """As `Session.evidence`."""
+        told = {"trace": False, "state": False, "watermark": False, **asked}
+        made = self._backend.evidence([request.json_value() for request in requests], **told)
+        return Evidence.model_validate(made)
+
+    def code(self) -> dict[str, str]:
+        """As `Session.code`."""
+        files: dict[str, str] = self._backend.code()["files"]
+        return files
+
     def __enter__(self) -> LocalSession:
         return self
 
@@ -100,6 +112,7 @@ def target(max_model_len: int = 2048, **fake: Any) -> Target:
         role="development",
         max_model_len=max_model_len,
         grid={"batch": [1, 4], "context_tokens": [64]},
+        trace={"shows": ["fast::*"], "hides": ["stock::*"]},
         engine_args={"fake": fake},
     )
 

@@ -94,7 +94,7 @@ def test_inadmissible_is_told_and_not_green(
 
 
 def test_partial_run_is_not_green(key: Path, allowed: Path, tmp_path: Path) -> None:
-    stages = ("isolation", "kernels", "features", "evals")
+    stages = ("isolation", "kernels", "path", "features", "evals")
     made = maker.honest(tmp_path, key, run={"stages": stages})
     result = gate([made], allowed_signers=allowed)
     assert result.status == 3

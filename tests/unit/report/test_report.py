@@ -42,6 +42,7 @@ def test_every_part_is_there(run_folder: Path) -> None:
     titles = [section.title for section in report.sections]
     assert titles == [
         "What needs attention", "Verdicts", "Decode speed", "Isolation", "Path evidence",
+        "Path proofs",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
     ]  # fmt: skip
     text = markdown.render(report)

@@ -101,7 +101,7 @@ def test_every_record_is_compared_with_its_own_schedule() -> None:
 
 
 def test_stages_are_judged_apart() -> None:
-    assert [rule.stage for rule in path.RULES] == ["features", "evals", "perf"]
+    assert [rule.stage for rule in path.RULES] == ["features", "evals", "perf", "path"]
     assert judge(candidate(zoo.ROUND), "features").state is State.PASS
     rule = path.RULES[1]
     states = {v.state for v in rule.judge(zoo.case([candidate(zoo.ROUND)]))}

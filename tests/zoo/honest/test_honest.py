@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 import zoo_records as zoo
 
-from fasttrack.schema import ItemRecord, KernelRecord, Record, SampleRecord, State
+from fasttrack.schema import (
+    CodeRecord,
+    ItemRecord,
+    KernelRecord,
+    Record,
+    SampleRecord,
+    State,
+    StateRecord,
+    StateStep,
+    TwinRecord,
+)
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,60 @@ CASES = (
             )
         ),
         "compiled/fuse/sm_90a",
+        State.PASS,
+    ),
+    Honest(
+        "eager_code_maps_nothing",
+        zoo.honest_run(path=zoo.changed(zoo.proofs(), CodeRecord, files={})),
+        "path/code",
+        State.INSENSITIVE,
+    ),
+    Honest(
+        "null_block_that_stock_changes_too",
+        zoo.honest_run(
+            path=zoo.changed(
+                zoo.proofs(),
+                StateRecord,
+                steps=[
+                    StateStep(slots="1-2", rows="9", foreign="", foreign_rows="", null=True)
+                    for _ in range(3)
+                ],
+            )
+        ),
+        "path/state",
+        State.PASS,
+    ),
+    Honest(
+        "alternation_as_noisy_as_stock",
+        zoo.honest_run(
+            path=zoo.changed(
+                zoo.proofs(),
+                TwinRecord,
+                lambda r: r.change == "alternation",
+                changed=[zoo.answer((5, 6, 7), 0.02)],
+            )
+        ),
+        "path/alternation",
+        State.PASS,
+    ),
+    Honest(
+        "verifies_drafts_with_stock",
+        zoo.honest_run(
+            features=[
+                *zoo.features(),
+                zoo.path(
+                    "features",
+                    "candidate",
+                    [(2, 0), (6, 0)],
+                    steps=[
+                        zoo.path_step("candidate", 2, 0),
+                        zoo.path_step("candidate", 0, 6, 1, reason="draft verification"),
+                    ],
+                    drafted=(1,),
+                ),
+            ]
+        ),
+        "features/candidate",
         State.PASS,
     ),
     Honest("one_session_lost", zoo.honest_run(perf=lost_session()), "sentence", State.PASS),
