@@ -17,7 +17,7 @@ assert SPEC is not None and SPEC.loader is not None
 build = module_from_spec(SPEC)
 SPEC.loader.exec_module(build)
 GOLDEN = sorted(HERE.glob("*.ftb"))
-LIMIT = 300_000
+LIMIT = 400_000
 
 
 def test_there_is_one_of_every_format() -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.report import junit, markdown, terminal
 from fasttrack.report.build import build
-from fasttrack.report.model import Report, Section, clean, table
+from fasttrack.report.model import Report, Section, clean, table, times
 from fasttrack.schema import FailureRecord, Outcome, Record, State, Verdict
 
 
@@ -46,7 +46,8 @@ def test_every_part_is_there(run_folder: Path) -> None:
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
     ]  # fmt: skip
     text = markdown.render(report)
-    assert "| 1 | 64 | 2.00x |" in text
+    speed = next(v for v in report.verdicts if v.cell == "decode/batch=1/context=64")
+    assert f"| 1 | 64 | {times(speed.estimate)} |" in text
     assert re.search(r"\| perf \| candidate \| \d{2,} \| 0 \| \d+ \| 0 \| PASS \| none \|", text)
     assert re.search(r"\| abort \| 1 checks hold \| 1 checks hold \| PASS \| \d+ \|", text)
     assert "the engine's own decode" in text
