@@ -79,7 +79,9 @@ def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:
     with open_bundle(bundle) as opened:
         rules = {v.rule for v in opened.verdicts}
         kinds = {type(record).__name__ for record in opened.records()}
-    assert rules == {"isolation", "numerics", "hoist", "path", "features", "quality", "speed"}
+    assert rules == {
+        "isolation", "numerics", "sanitizer", "hoist", "path", "features", "quality", "speed",
+    }  # fmt: skip
     assert kinds == {
         "IsolationRecord", "KernelRecord", "CompiledRecord", "FeatureRecord", "ItemRecord",
         "SampleRecord", "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
