@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
@@ -125,10 +126,13 @@ class Zoo(AbstractContextManager["Zoo"]):
             copy = self._scratch / _name(plant) / folder.name
             folder = Path(shutil.copytree(folder, copy, dirs_exist_ok=True))
         claim = _claim(plant)
-        setting = self._setting(plant, claim, folder)
-        units = plan.make(claim, TARGET, Tier.SMOKE, 0).stage(plant.stage)
+        records: list[Record] = []
+        # As in a run, a later unit may read what an earlier one has recorded.
+        setting = replace(self._setting(plant, claim, folder), earlier=lambda: tuple(records))
         run = RUNNERS[plant.stage]
-        return _decide(claim, [plant.stage], [r for u in units for r in run(setting, u.spec)])
+        for unit in plan.make(claim, TARGET, Tier.SMOKE, 0).stage(plant.stage):
+            records.extend(run(setting, unit.spec))
+        return _decide(claim, [plant.stage], records)
 
     def _records(self, plant: Plant) -> Judged:
         builders = _module(self._folder / "zoo_records.py", "zoo_records")
