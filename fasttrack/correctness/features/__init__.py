@@ -20,6 +20,8 @@ from fasttrack.engine.setting import AS_TARGETED, Setting, path_record
 from fasttrack.errors import RunError
 from fasttrack.schema import Arm, FeatureRecord, PathRecord, Record
 
+OF_BASE = ("band", "prompt_band", "tokens")
+"""What both arms use of base's control."""
 Status = Literal["observed", "refused", "error"]
 
 
@@ -103,7 +105,7 @@ class _Stage:
         self.setting.say(f"stock against stock ({self.arm})")
         found = measure(probe)
         if self.arm == "base":
-            self.facts["control"] = {"band": found.band, "tokens": found.tokens}
+            self.facts["control"] = {name: getattr(found, name) for name in OF_BASE}
             return found
         return replace(found, **self.base["control"])
 
@@ -135,7 +137,7 @@ def _load(path: Path) -> dict[str, Facts]:
     """Base's facts. Without them the candidate would be compared with nothing: RUN-003."""
     try:
         facts: dict[str, Facts] = json.loads(path.read_text())
-        facts["control"]["band"]
+        [facts["control"][name] for name in OF_BASE]
     except (OSError, ValueError, KeyError) as error:
         raise RunError(
             "RUN-003",

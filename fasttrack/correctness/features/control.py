@@ -6,7 +6,14 @@ log-probabilities move a little. That movement is the unit of every tolerance of
 
 from __future__ import annotations
 
-from fasttrack.correctness.features.probe import Control, Probe, changes, drawn, greedy
+from fasttrack.correctness.features.probe import (
+    Control,
+    Probe,
+    changes,
+    drawn,
+    greedy,
+    prompt_changes,
+)
 from fasttrack.engine.base import Request
 
 LENGTHS = (1, 4, 9, 21, 64, 130)
@@ -20,7 +27,7 @@ CROWD = 10
 def measure(probe: Probe) -> Control:
     """This session's answers to the control prompts, and the band over three compositions."""
     probe.feature = "control"
-    samplings = {length: greedy(TOKENS) for length in LENGTHS}
+    samplings = {length: greedy(TOKENS, prompt_logprobs=1) for length in LENGTHS}
     samplings |= {length: drawn(TOKENS, temperature=0.0, logprobs=2) for length in UNSURE}
     requests = [
         Request(prompt=probe.prompt(length, length), sampling=sampling)
@@ -34,11 +41,20 @@ def measure(probe: Probe) -> Control:
     together, *rest = (list(probe.ask_all(batch, whole=False).answers) for batch in batches)
     alone = [answer for batch in rest[:-1] for answer in batch]
     crowded = rest[-1][: len(requests)][::-1]
-    moved = [
-        change
+    pairs = [
+        (one, other)
         for one, *others in zip(together, alone, crowded, strict=False)
         for other in others
+    ]
+    moved = [
+        change
+        for one, other in pairs
         for change in changes(one.token_ids, one.logprobs, other.token_ids, other.logprobs)
+    ]
+    prompts = [
+        change
+        for one, other in pairs
+        for change in prompt_changes(one.prompt_logprobs, other.prompt_logprobs)
     ]
     plain = len(LENGTHS)
     return Control(
@@ -46,5 +62,6 @@ def measure(probe: Probe) -> Control:
         ids=tuple(answer.token_ids for answer in together[:plain]),
         gaps=tuple(answer.gaps for answer in together[:plain]),
         band=max(moved, default=0.0),
+        prompt_band=max(prompts, default=0.0),
         tokens=len(moved),
     )

@@ -17,6 +17,7 @@ from fasttrack.correctness.features.probe import (
     changes,
     drawn,
     equal,
+    prompt_changes,
     same_as_base,
 )
 from fasttrack.engine.base import Request, Sampling
@@ -44,6 +45,7 @@ def observe(probe: Probe) -> Facts:
         "tokens": [list(answer.token_ids) for answer in answers],
         "logprobs": [list(answer.logprobs) for answer in answers],
         "prompt_logprobs": [list(answer.prompt_logprobs) for answer in answers],
+        "prompt_tolerance": probe.control.tolerance(probe.target.dtype, prompt=True),
         "reported": len(flat),
         "finite": sum(value is not None and value <= 1e-6 for value in flat),
         "fewest_listed": min((n for answer in answers for n in answer.listed), default=0),
@@ -76,11 +78,11 @@ def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
         prompts = [
             change
             for mine, yours in zip(facts["prompt_logprobs"], base["prompt_logprobs"], strict=True)
-            for change in changes([0] * len(mine), mine, [0] * len(yours), yours)
+            for change in prompt_changes(mine, yours)
         ]
-        bound = facts["tolerance"]
-        found.append(at_most("largest_change_nats", max(moved, default=None), bound))
-        found.append(at_most("largest_prompt_change_nats", max(prompts, default=None), bound))
+        largest, prompt = max(moved, default=None), max(prompts, default=None)
+        found.append(at_most("largest_change_nats", largest, facts["tolerance"]))
+        found.append(at_most("largest_prompt_change_nats", prompt, facts["prompt_tolerance"]))
     return found
 
 

@@ -40,12 +40,15 @@ class Control:
     gaps: tuple[tuple[float | None, ...], ...] = ()
     band: float = 0.0
     """Largest change of a token's log-probability between batch compositions, nats."""
+    prompt_band: float = 0.0
+    """The same for tokens of prompts, most of which the model holds for unlikely."""
     tokens: int = 0
     """Tokens compared for it."""
 
-    def tolerance(self, dtype: str) -> float:
+    def tolerance(self, dtype: str, *, prompt: bool = False) -> float:
         """Change of a log-probability that is no difference between the arms, nats."""
-        return RATIO * max(self.band, ROUNDING.get(dtype, ROUNDING["bfloat16"]))
+        band = self.prompt_band if prompt else self.band
+        return RATIO * max(band, ROUNDING.get(dtype, ROUNDING["bfloat16"]))
 
 
 @dataclass
@@ -159,6 +162,13 @@ def changes(
         else:
             found.append(abs(value - other))
     return found
+
+
+def prompt_changes(
+    values: Sequence[float | None], other_values: Sequence[float | None]
+) -> list[float]:
+    """As `changes`, of one prompt's tokens in two runs."""
+    return changes([0] * len(values), values, [0] * len(other_values), other_values)
 
 
 def greedy(max_tokens: int, **more: Any) -> Sampling:
