@@ -24,7 +24,8 @@ def validate(folder: Path, plant: str | None) -> tuple[int, dict, str]:
         env["FASTTRACK_TEST_PLANT"] = plant
     done = subprocess.run(
         [sys.executable, "-m", "fasttrack", "validate", str(REPO / "optimizations" / "kimi_k3"),
-         "--target", "cpu-nano", "--only", "kernels", "--cell", "kda/batch=3/tokens=1/sources=2/padding=0/*",
+         "--target", "cpu-nano", "--only", "kernels",
+         "--cell", "kda/batch=3/tokens=1/sources=2/padding=0/*",
          "--cache", str(REPO / ".cache"), "--json"],
         cwd=folder, env=env, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
