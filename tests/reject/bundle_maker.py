@@ -12,7 +12,7 @@ import hashlib
 import random
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -35,6 +35,7 @@ from fasttrack.plan import TIERS
 from fasttrack.report import markdown
 from fasttrack.report.build import build
 from fasttrack.rules.isolation import UNITS
+from fasttrack.rules.proof import kinds_of
 from fasttrack.schema import (
     ARMS,
     Arm,
@@ -235,7 +236,7 @@ def kernel_records(tier: Tier, first: int) -> list[Record]:
     return made
 
 
-def path_records(clock: Clock, arm: Arm) -> list[Record]:
+def path_records(clock: Clock, arm: Arm, kinds: Sequence[str]) -> list[Record]:
     """Every proof of the path, for the kinds of work and batches of the claim."""
     name, fast = f"path-{arm}", arm == "candidate"
     names = {"fast::layer" if fast else "stock::layer": 4, "host::sample": 1}
@@ -256,7 +257,7 @@ def path_records(clock: Clock, arm: Arm) -> list[Record]:
     def body() -> list[Record]:
         made: list[Record] = []
         plain, constant = answer(5, 6, 7), answer(5, 1, 1) if fast else answer(5, 6, 7)
-        for kind in ("features", "evals", "perf/batch=1", "perf/batch=2"):
+        for kind in kinds:
             for what in ("trace", "watermark"):
                 made.append(logged(f"path/{kind}/{what}"))
             made += [
@@ -394,7 +395,7 @@ def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Recor
         elif unit.stage == "kernels":
             records = kernel_records(info.tier, info.seed)
         elif unit.stage == "path":
-            records = path_records(clock, unit.spec["arm"])
+            records = path_records(clock, unit.spec["arm"], kinds_of(frozen.targets["gpu-a"]))
         elif unit.stage == "features":
             records = feature_records(clock, unit.spec["arm"])
         elif unit.stage == "evals":
