@@ -169,7 +169,9 @@ def test_a_fallback_shows_in_exactly_its_cells(tmp_path: Path) -> None:
     found = {(item["code"], item["cell"]) for item in ran.json["open"]}
     assert {key for key in found if key[0].startswith(("PATH", "SPD"))} == {
         ("PATH-NONE", "evals/candidate/long-chain/main/concurrency=16/rows=9-16"),
+        ("PATH-NONE", "evals/candidate/long-chain/replay/concurrency=16/rows=9-16"),
         ("PATH-NONE", "evals/candidate/mrcr-synthetic/main/concurrency=16/rows=9-16"),
+        ("PATH-NONE", "evals/candidate/mrcr-synthetic/replay/concurrency=16/rows=9-16"),
         ("PATH-NONE", f"perf/candidate/{cell}"),
         ("PATH-NONE", cell),
         ("SPD-SENTENCE", "sentence"),
@@ -220,4 +222,7 @@ def test_every_fault_is_tried() -> None:
         "falls_back_above_8",
         "runs_other_code",
     }
+    # Faults of external evals are tried where those are run: test_external_evals.
+    external = (Path(__file__).parent / "test_external_evals.py").read_text()
+    tried |= {fault for fault in FAULTS if f'"{fault}"' in external}
     assert tried == set(FAULTS)
