@@ -6,7 +6,7 @@ from plain import Linear, Tensors
 
 
 class Memo(Linear):
-    """Twenty milliseconds for new content, nothing for old."""
+    """A quarter of a second for new content, nothing for old: plain on a busy machine too."""
 
     def __init__(self, op: str) -> None:
         super().__init__(op)
@@ -15,7 +15,7 @@ class Memo(Linear):
     def candidate(self, inputs: Tensors) -> Tensors:
         key = inputs["x"].numpy().tobytes()
         if key not in self.memo:
-            time.sleep(0.02)
+            time.sleep(0.25)
             self.memo[key] = self.stock(inputs)["y"]
         return {"y": self.memo[key].clone()}
 
