@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ class Cuda:
         torch.cuda.synchronize()
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         recorder = profile(activities=[ProfilerActivity.CUDA]) if traced else None
-        with recorder or _nothing():
+        with recorder or nullcontext():
             start.record()
             yield seen
             end.record()
@@ -130,11 +130,6 @@ class Cuda:
         clock = 1e3 * float(getattr(about, "clock_rate", 2_000_000))
         each = about.multi_processor_count * clock
         return each * L2_BYTES_PER_CLOCK, each * FLOPS_PER_CLOCK
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _activities(recorder: Any, returned: int) -> dict[str, Any]:

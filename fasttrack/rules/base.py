@@ -59,6 +59,27 @@ class Rule:
     judge: Judge
 
 
+Finding = tuple[State, str, str]
+"""State, reason and detail."""
+
+
+def path_verdict(
+    case: Case, stage: str, cell: str, found: Finding, n: int = 0, deciding: bool = True
+) -> Verdict:
+    """A finding of the rule `path`, which step logs and the harness's own proofs share."""
+    state, reason, detail = found
+    return Verdict(
+        rule="path",
+        cell=cell,
+        state=state,
+        reason=reason,
+        detail=detail,
+        deciding=deciding,
+        n=n,
+        next="" if state is State.PASS else case.reproduce(stage),
+    )
+
+
 def missing(rule: str, cell: str, case: Case, stage: str, detail: str = "") -> Verdict:
     """The default answer."""
     return Verdict(

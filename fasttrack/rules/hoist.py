@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fasttrack.rules.base import Case, Rule, missing
+from fasttrack.rules.base import Case, Finding, Rule, missing
 from fasttrack.schema import CompiledRecord, EarlyAccess, State, Verdict
 
 CELL = "compiled"
@@ -28,8 +28,6 @@ CONTROLS = {
     "no_wait": "HOIST-NO-WAIT",
 }
 """Planted kernels that every audit also compiles, and what must be said of each."""
-
-Finding = tuple[State, str, str]
 
 
 def judge(case: Case) -> Iterator[Verdict]:

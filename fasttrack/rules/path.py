@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fasttrack.rules.base import Case, Rule
+from fasttrack.rules.base import Case, Finding, Rule, path_verdict
 from fasttrack.schema import (
     FeatureRecord,
     ItemRecord,
@@ -36,25 +36,9 @@ def _judge(case: Case, stage: str) -> Iterator[Verdict]:
         if found is None and arm == "base":
             found = State.PASS, "OK", f"{steps} stock steps"
         if found is not None:
-            yield _verdict(case, stage, f"{stage}/{arm}", found, steps)
+            yield path_verdict(case, stage, f"{stage}/{arm}", found, steps)
         else:
             yield from _cells(case, stage, chosen)
-
-
-Finding = tuple[State, str, str]
-
-
-def _verdict(case: Case, stage: str, cell: str, found: Finding, steps: int) -> Verdict:
-    state, reason, detail = found
-    return Verdict(
-        rule="path",
-        cell=cell,
-        state=state,
-        reason=reason,
-        detail=detail,
-        n=steps,
-        next="" if state is State.PASS else case.reproduce(stage),
-    )
 
 
 def _broken(records: Sequence[PathRecord], arm: str) -> Finding | None:
@@ -106,7 +90,7 @@ def _cells(case: Case, stage: str, records: Sequence[PathRecord]) -> Iterator[Ve
     if not specialised:
         reasons = dict(fallen.most_common(3))
         detail = f"no specialised step in {_named(told) or 'any call'}; reasons {reasons}"
-        yield _verdict(
+        yield path_verdict(
             case, stage, f"{stage}/candidate", (State.NOT_EXERCISED, "PATH-NONE", detail), steps
         )
         return
@@ -118,10 +102,10 @@ def _cells(case: Case, stage: str, records: Sequence[PathRecord]) -> Iterator[Ve
         summary = State.PASS, "OK", f"{detail}; not in {_named(bad)}"
     if not good:
         summary = State.FAIL, "PATH-FALLBACK", f"decode steps ran stock in {_named(bad)}"
-    yield _verdict(case, stage, f"{stage}/candidate", summary, steps)
+    yield path_verdict(case, stage, f"{stage}/candidate", summary, steps)
     for cell, found in bad.items():
         count = seen[cell].fallen.total() if cell in seen else 0
-        yield _verdict(case, stage, cell, found, count)
+        yield path_verdict(case, stage, cell, found, count)
 
 
 def _named(cells: Mapping[str, Finding]) -> str:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from itertools import pairwise
 
 from fasttrack import ranges
-from fasttrack.rules.base import Case, R, Rule, missing
+from fasttrack.rules.base import Case, Finding, R, Rule, missing, path_verdict
 from fasttrack.schema import (
     CodeRecord,
     PathRecord,
@@ -28,7 +28,6 @@ STAGE = "path"
 LEAST_CHANGES = 6
 """Changes of path that an alternation must show."""
 MOST_NAMED = 3
-Finding = tuple[State, str, str]
 UNDECLARED = "PATH-UNDECLARED"
 
 
@@ -62,20 +61,7 @@ def _each(case: Case, cell: str, kind: type[R], look: Look[R]) -> Iterator[Verdi
     if base is None or mine is None or log is None:
         yield missing("path", cell, case, STAGE)
         return
-    yield _verdict(case, cell, look(case, base, mine, log))
-
-
-def _verdict(case: Case, cell: str, found: Finding, deciding: bool = True) -> Verdict:
-    state, reason, detail = found
-    return Verdict(
-        rule="path",
-        cell=cell,
-        state=state,
-        reason=reason,
-        detail=detail,
-        deciding=deciding,
-        next="" if state is State.PASS else case.reproduce(STAGE),
-    )
+    yield path_verdict(case, STAGE, cell, look(case, base, mine, log))
 
 
 def _specialised(log: PathRecord) -> int:
@@ -299,10 +285,12 @@ def _code(case: Case) -> Verdict:
         )
     elif not runs:
         detail = "neither engine nor cases map compiled code of their own; eager code is not told"
-        return _verdict(case, cell, (State.INSENSITIVE, "PATH-NO-CODE", detail), deciding=False)
+        return path_verdict(
+            case, STAGE, cell, (State.INSENSITIVE, "PATH-NO-CODE", detail), deciding=False
+        )
     else:
         found = State.PASS, "OK", f"all {len(runs)} compiled units of the engine ran in cases"
-    return _verdict(case, cell, found)
+    return path_verdict(case, STAGE, cell, found)
 
 
 def _own(records: Sequence[CodeRecord]) -> set[str]:

@@ -8,16 +8,5 @@ BYTES, PEAK_BYTES_PER_S, FASTEST_S = 2e9, 4.8e12, 100e-6
 
 def records(zoo: ModuleType) -> list[Any]:
     """Right numbers, in too little time."""
-    made = []
-    for record in zoo.honest_run():
-        if record.kind == "conduct":
-            told = zoo.conduct(floor=FASTEST_S)
-            checks = [
-                check.model_copy(update={"bound": BYTES / PEAK_BYTES_PER_S})
-                if check.name == "floor"
-                else check
-                for check in told.checks
-            ]
-            record = told.model_copy(update={"checks": tuple(checks)})
-        made.append(record)
+    made: list[Any] = zoo.too_fast(FASTEST_S, BYTES / PEAK_BYTES_PER_S)
     return made
