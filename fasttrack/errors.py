@@ -171,6 +171,11 @@ EXPLANATIONS: dict[str, Explanation] = {
         "scorer or the model's rendered prompts.",
         "The message says what differs. If it was meant to, prepare the items again.",
     ),
+    "EVL-007": Explanation(
+        "An answer did not end within --timeout. It was given up and recorded with what there was "
+        "of it; those beside it went on, and its eval is INCOMPLETE.",
+        "Look for a request that is never scheduled. Raise --timeout only if it was slow.",
+    ),
     "ENV-001": Explanation(
         "A Python package that this command needs is not installed.",
         "Install the extra named in the message. `fasttrack doctor` shows all of them.",

@@ -66,7 +66,10 @@ def validate(
         ".fasttrack"
     ),
     timeout: Annotated[
-        float, typer.Option(min=1.0, help="Seconds one call to an engine may take.")
+        float,
+        typer.Option(
+            min=1.0, help="Seconds one call to an engine, or one answer of an eval, may take."
+        ),
     ] = 900.0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Throw away an unfinished run of the same inputs.")

@@ -8,6 +8,7 @@ and per step, default 0.5), `seed` of that noise, `fault`, one of `FAULTS`, and 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import signal
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasttrack.engine import _fake_evidence
-from fasttrack.engine._fake_model import Lane, Model
+from fasttrack.engine._fake_model import STARVED_TOKENS, Lane, Model
 from fasttrack.engine.base import (
     Caches,
     Generation,
@@ -40,6 +41,7 @@ FAULTS = (
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
     *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
     *("fails_in_external_evals", "dies_in_external_evals", "ignores_temperature"),
+    *("never_ends",),
 )
 FACTS = {
     "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},
@@ -208,22 +210,28 @@ class Backend:
             lane.waiting = len(lane.request.prompt) - lane.cached
             if self._fault == "cuts_prompts":
                 lane.waiting = 1 + lane.waiting // 2
+        lanes[0].starved = self._fault == "never_ends" and self._session.startswith("evals")
         steps: list[EngineStep] = []
         path: list[PathStep] = []
         full = preempted = 0
+        began = self._clock
         while full_decode_steps is None or full < full_decode_steps:
             ongoing = [lane for lane in lanes if not lane.done]
             here = [lane for lane in ongoing if lane.request.arrive_after <= len(steps)]
             here = here or ongoing[:1]
             preempted += self._preempt(here)
             decoding = [lane for lane in here if lane.waiting == 0 and lane.made > 0]
+            decoding = [x for x in decoding if not x.starved or x.made < STARVED_TOKENS]
             prefill = self._prefill(here, self._budget - len(decoding))
             if not decoding and not prefill:
+                self._wait_for(ongoing, began)
                 break
             for lane in decoding:
                 lane.made += 1
             steps.append(self._engine_step(len(decoding), prefill))
             path.append(self._path_step(len(asked), len(decoding), prefill))
+            for lane in ongoing:
+                lane.given_up |= self._clock - began >= lane.limit_s and not lane.done
             full += len(decoding) == len(lanes) and prefill == 0
         made = iter([self._model.answer(lane) for lane in lanes])
         answers = []
@@ -244,6 +252,14 @@ class Backend:
             left=self._left,
             cache_usage=float(self._left),
         ).json_value()
+
+    def _wait_for(self, starved: Sequence[Lane], began: float) -> None:
+        """Until requests that make no progress are given up: for ever, if nothing says when."""
+        for lane in starved:
+            if lane.limit_s == math.inf:
+                time.sleep(3600)
+            lane.given_up = True
+            self._clock = max(self._clock, began + lane.limit_s)
 
     def _room(self, request: Request) -> int:
         """Tokens a request may still be answered with."""

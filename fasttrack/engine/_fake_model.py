@@ -18,6 +18,7 @@ from typing import Any
 
 from fasttrack.engine.base import Answer, Delta, Request, Sampling
 
+STARVED_TOKENS = 3
 RATIO = 0.8
 """Of the probabilities of neighbouring ranks."""
 LOGPROBS = [rank * math.log(RATIO) + math.log((1 - RATIO) / (1 - RATIO**95)) for rank in range(95)]
@@ -51,10 +52,21 @@ class Lane:
     """Tokens to compute before the next one is made."""
     made: int = 0
     preempted: bool = False
+    given_up: bool = False
+    starved: bool = False
+    """Of a planted fault: makes `STARVED_TOKENS`, and is then not looked at any more."""
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds of its call after which it is given up."""
+        limit = self.request.abort_after_s
+        return math.inf if limit is None else limit
 
     @property
     def done(self) -> bool:
         """Whether it has all tokens it may have, or was given up."""
+        if self.given_up:
+            return True
         limit = min(self.request.sampling.max_tokens, self.room)
         after = self.request.abort_after
         return self.made >= (limit if after is None else min(limit, after))
@@ -78,7 +90,7 @@ class Model:
         text, finish = "".join(chr(token) for token, _ in drawn), "length"
         reason: int | str | None = None
         kept = len(drawn)
-        if lane.request.abort_after is not None:
+        if lane.request.abort_after is not None or lane.given_up:
             finish = "aborted"
         for index, (token, _) in enumerate(drawn):
             if token in sampling.stop_token_ids and index >= sampling.min_tokens:

@@ -223,6 +223,7 @@ class Backend:
         )
         steps: list[EngineStep] = []
         full = 0
+        began = CLOCK()
         while coming or self._engine.has_unfinished_requests():
             idle = not self._engine.has_unfinished_requests()
             while coming and (idle or coming[-1][1].arrive_after <= len(steps)):
@@ -247,7 +248,7 @@ class Backend:
                 full += decode == len(asked) and prefill == 0
             for output in produced:
                 found[output.request_id].add(output)
-            given_up = [name for name in names if found[name].due()]
+            given_up = [name for name in names if found[name].due(CLOCK() - began)]
             if given_up:
                 self._engine.abort_request(given_up)
             if full_decode_steps is not None and full >= full_decode_steps:

@@ -117,11 +117,12 @@ class Collected:
         """Whether the engine ended every sequence by itself."""
         return all(sequence.finish_reason for sequence in self._sequences)
 
-    def due(self) -> bool:
-        """Whether the request is to be given up now; true once."""
-        after = self._request.abort_after
+    def due(self, seconds: float) -> bool:
+        """Whether the request is to be given up, so many seconds into its call; true once."""
+        after, limit = self._request.abort_after, self._request.abort_after_s
         made = max(len(sequence.token_ids) for sequence in self._sequences)
-        if after is None or made < after or self._given_up or self.finished:
+        over = (after is not None and made >= after) or (limit is not None and seconds >= limit)
+        if not over or self._given_up or self.finished:
             return False
         self._given_up = True
         return True

@@ -25,6 +25,8 @@ Model = TypeVar("Model", bound=Frozen)
 START_TIMEOUT_S = 600.0
 CALL_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 60.0
+GRACE_S = 60.0
+"""How much longer than `Request.abort_after_s` a call may take before its engine is stopped."""
 
 
 class Sampling(Frozen):
@@ -67,6 +69,9 @@ class Request(Frozen):
     """Engine steps of this call before the request is handed in."""
     abort_after: int | None = None
     """Produced tokens after which the request is given up."""
+    abort_after_s: float | None = None
+    """Seconds from the start of the call after which the request is given up; those beside it go
+    on."""
     stream: bool = False
     """Ask for each step's new tokens only, and keep them apart."""
 
@@ -249,9 +254,10 @@ class Session:
         token for every request with no prefill beside them; answers are then partial.
         Raises `RunError` ENG-003..006.
         """
+        limits = [r.abort_after_s + GRACE_S for r in requests if r.abort_after_s is not None]
         answer, _ = self._child.call(
             "generate",
-            self._timeout_s,
+            max([self._timeout_s, *limits]),
             requests=[request.json_value() for request in requests],
             full_decode_steps=full_decode_steps,
         )

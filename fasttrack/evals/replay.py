@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fasttrack.engine.base import Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
+from fasttrack.evals.ended import unended
 from fasttrack.evals.manifest import prompt_digest
 from fasttrack.evals.task import EvalTask, Item
 from fasttrack.schema import Arm, ItemRecord, Record
@@ -37,8 +38,8 @@ def answers_of_base(name: str, records: Iterable[Record]) -> dict[str, tuple[int
 
 
 def run(
+    setting: Setting,
     session: Session,
-    name: str,
     arm: Arm,
     task: EvalTask,
     items: Sequence[Item],
@@ -57,11 +58,11 @@ def run(
     records: list[Record] = []
     for start in range(0, len(order), together):
         chosen = order[start : start + together]
-        requests = [_request(prompts[i], said[items[i].id]) for i in chosen]
+        requests = [_request(prompts[i], said[items[i].id], setting.timeout_s) for i in chosen]
         made = session.generate(requests)
         cell = f"evals/{task.name}/replay/concurrency={together}"
-        records.append(path_record("evals", name, arm, cell, made))
-        for i, answer in zip(chosen, made.answers, strict=False):
+        records.append(path_record("evals", f"evals-{arm}", arm, cell, made))
+        for i, request, answer in zip(chosen, requests, made.answers, strict=False):
             records.append(
                 ItemRecord(
                     eval=task.name,
@@ -79,11 +80,12 @@ def run(
                     ranks=answer.ranks,
                     finish_reason=answer.finish_reason,
                     score=task.score(items[i], answer.text),
+                    error=unended(request, answer),
                 )
             )
     return records
 
 
-def _request(prompt: tuple[int, ...], tokens: tuple[int, ...]) -> Request:
+def _request(prompt: tuple[int, ...], tokens: tuple[int, ...], limit_s: float) -> Request:
     sampling = Sampling(max_tokens=len(tokens), forced=tokens, logprobs=2, ignore_eos=True)
-    return Request(prompt=prompt, sampling=sampling)
+    return Request(prompt=prompt, sampling=sampling, abort_after_s=limit_s)

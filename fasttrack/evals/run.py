@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fasttrack.engine.base import Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
 from fasttrack.evals import replay
+from fasttrack.evals.ended import unended
 from fasttrack.evals.external.run import run as external
 from fasttrack.evals.manifest import prompt_digest
 from fasttrack.evals.task import EvalTask, Item, prompt_room
@@ -43,19 +44,21 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
                 session.reset_prefix_cache()
                 setting.say(f"{task.name} ({arm}, {concurrency} at a time)")
                 records.extend(
-                    _ask(session, name, arm, task, items, prompts, repeat, concurrency, spec)
+                    _ask(setting, session, arm, task, items, prompts, repeat, concurrency, spec)
                 )
             if forces:
                 session.reset_prefix_cache()
                 setting.say(f"{task.name} ({arm}, replay)")
                 said = replay.answers_of_base(task.name, [*setting.earlier(), *records])
-                records.extend(replay.run(session, name, arm, task, items, prompts, said, together))
+                records.extend(
+                    replay.run(setting, session, arm, task, items, prompts, said, together)
+                )
     return records
 
 
 def _ask(
+    setting: Setting,
     session: Session,
-    name: str,
     arm: Arm,
     task: EvalTask,
     items: Sequence[Item],
@@ -71,12 +74,17 @@ def _ask(
         order.reverse()
     for start in range(0, len(order), concurrency):
         chosen = order[start : start + concurrency]
-        made = session.generate([Request(prompt=prompts[i], sampling=sampling) for i in chosen])
+        requests = [
+            Request(prompt=prompts[i], sampling=sampling, abort_after_s=setting.timeout_s)
+            for i in chosen
+        ]
+        made = session.generate(requests)
         cell = f"evals/{task.name}/{repeat}/concurrency={concurrency}"
-        records.append(path_record("evals", name, arm, cell, made))
+        records.append(path_record("evals", f"evals-{arm}", arm, cell, made))
         missing = len(chosen) - len(made.answers)
         answers = [*made.answers, *([None] * missing)]
-        for i, answer in zip(chosen, answers, strict=True):
+        for i, request, answer in zip(chosen, requests, answers, strict=True):
+            told = unended(request, answer) if answer else ""
             records.append(
                 ItemRecord(
                     eval=task.name,
@@ -93,7 +101,7 @@ def _ask(
                     gaps=answer.gaps if answer else (),
                     finish_reason=answer.finish_reason if answer else "lost",
                     score=task.score(items[i], answer.text) if answer else 0.0,
-                    error="" if answer and answer.token_ids else "no answer",
+                    error=told or ("" if answer and answer.token_ids else "no answer"),
                 )
             )
     return records

@@ -120,6 +120,15 @@ def test_it_stops_after_so_many_full_decode_steps(session: Session) -> None:
     assert len(ask(session).answers) == len(PROMPTS)
 
 
+def test_a_request_out_of_time_is_given_up_and_its_neighbour_goes_on(session: Session) -> None:
+    asked = Sampling(max_tokens=24)
+    late = Request(prompt=PROMPTS[1], sampling=asked, abort_after_s=0.0)
+    one, other = session.generate([late, Request(prompt=PROMPTS[2], sampling=asked)]).answers
+    assert one.finish_reason == "aborted" and len(one.token_ids) < 24
+    assert other.finish_reason == "length" and len(other.token_ids) == 24
+    assert len(ask(session).answers) == len(PROMPTS)
+
+
 def test_it_is_seen_at_work_without_being_changed(session: Session) -> None:
     asked = [Request(prompt=(3, *p), sampling=Sampling(max_tokens=6)) for p in PROMPTS[:2]]
     plain = session.generate(asked)

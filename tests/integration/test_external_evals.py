@@ -219,6 +219,27 @@ def test_a_dead_engine_is_booted_again_for_the_rest(tmp_path: Path) -> None:
     assert sessions[1] == "evals-aime25-candidate-2"
 
 
+def test_an_item_that_never_ends_is_given_up_and_the_others_go_on(tmp_path: Path) -> None:
+    # The fault starves the first request of every call; the simulated clock waits for its limit.
+    claimed(tmp_path, SAMPLED, fault="never_ends")
+    assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0
+    ran = run(tmp_path)
+    assert "EVAL-INCOMPLETE" in ran.codes, ran.err
+    assert "EVL-007: no end within 900 s, given up at 3 tokens" in ran.out
+    external = answers(tmp_path, "aime25-candidate")
+    assert len({(r.item, r.repeat) for r in external}) == len(external) == 12
+    assert sum(not r.error for r in external) == 3
+    embedded = answers(tmp_path, "candidate")
+    late = [r for r in embedded if r.error.startswith("EVL-007")]
+    whole = [r for r in embedded if not r.error]
+    assert {r.repeat for r in late} == {"main", "control", "replay"} == {
+        "control", *(r.repeat for r in whole)
+    }  # fmt: skip
+    assert len({(r.eval, r.item, r.repeat) for r in embedded}) == len(embedded)
+    assert all(len(r.token_ids) == 3 and r.finish_reason == "aborted" for r in late)
+    assert fasttrack(tmp_path, "verify", ran.json["bundle"]).status == 0
+
+
 def test_another_template_in_one_arm_is_told_before_anything_is_asked(tmp_path: Path) -> None:
     claimed(tmp_path, AIME_EVAL, fault="changes_template")
     assert fasttrack(tmp_path, "evals", "prepare", "demo").status == 0

@@ -17,6 +17,7 @@ from typing import Literal
 from fasttrack.engine.base import Answer, Generation, Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
 from fasttrack.errors import FasttrackError, RunError
+from fasttrack.evals.ended import unended
 from fasttrack.evals.external.journal import Journal
 from fasttrack.evals.manifest import Manifest, prompt_digest, sample_name
 from fasttrack.evals.scorers import SCORERS
@@ -87,9 +88,11 @@ class Asker:
             spent = time.monotonic() - began
             left = spent / (len(done) - first) * (len(places) - len(done))
             score = sum(record.score for record in done.values()) / len(done)
+            failed = sum(bool(record.error) for record in done.values())
             self._setting.say(
                 f"{self._manifest.eval} ({self._arm}, {repeat}): {len(done)} of {len(places)}, "
                 f"score {score:.3f}, about {left / 60:.1f} min left"
+                + (f", {failed} failed" if failed else "")
             )
         return done
 
@@ -102,7 +105,11 @@ class Asker:
     ) -> list[ItemRecord]:
         """One call of the engine: its records, which are in the journal when this returns."""
         requests = [
-            Request(prompt=tuple(prompts[place[0]]), sampling=self._sampling(place))
+            Request(
+                prompt=tuple(prompts[place[0]]),
+                sampling=self._sampling(place),
+                abort_after_s=self._setting.timeout_s,
+            )
             for place in chosen
         ]
         made: Generation | None = None
@@ -229,12 +236,13 @@ def check_prompts(manifest: Manifest, ids: Sequence[Sequence[int]]) -> Sequence[
 
 def _odd(request: Request, answer: Answer | None) -> str:
     """Why an answer is none to what was asked; empty for an honest one."""
-    if answer is None or not answer.token_ids:
+    if answer is None:
         return "no answer"
+    told = unended(request, answer)
+    if told or not answer.token_ids:
+        return told or "no answer"
     if len(answer.token_ids) > request.sampling.max_tokens:
         return f"{len(answer.token_ids)} tokens, {request.sampling.max_tokens} were asked for"
-    if answer.finish_reason not in ("stop", "length"):
-        return f"ended as {answer.finish_reason!r}"
     head = min(len(answer.token_ids), len(request.prompt))
     if head >= 8 and answer.token_ids[:head] == request.prompt[:head]:
         return "the answer is the prompt again"
