@@ -68,7 +68,8 @@ def _ask(
     spec: Mapping[str, Any],
 ) -> list[Record]:
     records: list[Record] = []
-    sampling = Sampling(max_tokens=spec["answer_tokens"], logprobs=2, ignore_eos=False)
+    longest = min(spec["answer_tokens"], task.answer_tokens or spec["answer_tokens"])
+    sampling = Sampling(max_tokens=longest, logprobs=2, ignore_eos=False)
     order = list(range(len(items)))
     if repeat == "control":
         order.reverse()

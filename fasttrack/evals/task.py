@@ -23,6 +23,8 @@ class EvalTask(Protocol):
     """One eval; an instance named `TASK` in a module of `evals/tasks`."""
 
     name: str
+    answer_tokens: int | None
+    """Most tokens of an answer, where fewer are enough than the tier allows."""
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """Items from a seed; the same arguments give the same items.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from fasttrack import ranges
+from fasttrack import ranges, stats
 from fasttrack.rules.base import Case, Finding, R, Rule, missing, path_verdict
 from fasttrack.schema import (
     CodeRecord,
@@ -212,18 +212,20 @@ def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord
     if not noise or not drifts or not all(drift[2] for drift in (*noise, *drifts)):
         return State.MISSING, "NO-RECORDS", "no pairs of answers with log-probabilities"
     band = max(drift[0] for drift in noise)
-    gap = max(drift[1] for drift in noise)
-    allowed = policy.divergence_ratio * band + policy.divergence_slack
+    gap = max(drift[1] for drift in noise) + policy.tie_slack
+    allowed = policy.divergence_ratio * band + policy.tie_slack
     moved = max(drift[0] for drift in drifts)
+    typical, stock = (stats.median([drift[0] for drift in some]) for some in (drifts, noise))
     parted = [drift[3] for drift in drifts if drift[3] is not None and drift[3] > gap]
     if parted:
-        detail = f"an answer parts at a gap of {parted[0]:.3g} nats, stock's own noise is {gap:.3g}"
+        detail = f"an answer parts at a gap of {parted[0]:.3g} nats, undecided below {gap:.3g}"
         return State.FAIL, "PATH-DRIFT", detail
-    if moved > allowed:
+    if moved > allowed or typical > policy.divergence_ratio * stock + policy.divergence_slack:
         return (
             State.FAIL,
             "PATH-DRIFT",
-            f"log-probability moved {moved:.3g} nats, stock's own {band:.3g}",
+            f"log-probability moved {moved:.3g} nats, typically {typical:.3g}; "
+            f"stock's own {band:.3g}, {stock:.3g}",
         )
     return (
         State.PASS,

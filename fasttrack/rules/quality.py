@@ -83,33 +83,37 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
     if not any(d.compared for d in noise):
         detail = "stock reports no log-probabilities to compare"
         return incomplete(case, f"{name}/divergence", detail)
-    noise_gap = max(d.gap for d in noise)
+    undecided = max(d.gap for d in noise) + policy.tie_slack
     noise_logprob = max(d.logprob for d in noise)
-    allowed = policy.divergence_ratio * noise_logprob + policy.divergence_slack
-    partings = [_parting(p.base, p.candidate, noise_gap) for p in pairs]
+    allowed = policy.divergence_ratio * noise_logprob + policy.tie_slack
+    partings = [_parting(p.base, p.candidate, undecided) for p in pairs]
     parted = [f"{p.base.item} {told}" for p, told in zip(pairs, partings, strict=True) if told]
     excused = sum(told == "" for told in partings)
-    stock_parted = sum(bool(_parting(p.base, p.control, noise_gap)) for p in pairs if p.control)
+    stock_parted = sum(bool(_parting(p.base, p.control, undecided)) for p in pairs if p.control)
     drifts = [_drift(p.base, p.candidate) for p in pairs]
     drift = max(d.logprob for d in drifts)
+    typical, stock = (stats.median([d.logprob for d in some]) for some in (drifts, noise))
     lost = sum(d.lost for d in drifts)
     tokens = sum(len(p.base.token_ids) for p in pairs)
     if parted:
-        # One or two may be a tie inside the model, e.g. of two experts: not proved, not refuted.
+        # One or two may be a wide tie inside the model: not proved, not refuted.
         chance = stats.fisher_upper_tail(len(parted), stock_parted, len(pairs))
         certain = chance <= policy.parting_level
         state = State.FAIL if certain else State.INCONCLUSIVE
         reason = "EVAL-DIVERGED" if certain else "EVAL-PARTED"
         detail = (
-            f"{len(parted)} of {len(pairs)} answers part: {'; '.join(parted[:3])}; noise gap "
-            f"{noise_gap:.3g}, stock against stock {stock_parted}, p = {chance:.2g}"
+            f"{len(parted)} of {len(pairs)} answers part: {'; '.join(parted[:3])}; "
+            f"undecided below {undecided:.3g}, stock against stock {stock_parted}, p = {chance:.2g}"
         )
     elif lost:
         state, reason = State.FAIL, "EVAL-DIVERGED"
         detail = f"{lost} log-probabilities that stock reports are missing"
-    elif drift > allowed:
+    elif drift > allowed or typical > policy.divergence_ratio * stock + policy.divergence_slack:
         state, reason = State.FAIL, "EVAL-DIVERGED"
-        detail = f"log-probability moved {drift:.3g} nats, stock-stock {noise_logprob:.3g}"
+        detail = (
+            f"log-probability moved {drift:.3g} nats, typically {typical:.3g}; "
+            f"stock-stock {noise_logprob:.3g}, {stock:.3g}"
+        )
     else:
         state, reason = State.PASS, "OK"
         detail = (
@@ -130,14 +134,14 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
     )
 
 
-def _parting(one: ItemRecord, other: ItemRecord, noise_gap: float) -> str | None:
+def _parting(one: ItemRecord, other: ItemRecord, undecided: float) -> str | None:
     """Where two answers part; empty if the model was undecided there, None if they do not part."""
     position = first_difference(one.token_ids, other.token_ids)
     if position == len(one.token_ids) == len(other.token_ids):
         return None
     ended = position in (len(one.token_ids), len(other.token_ids))
     gap = one.gaps[position] if position < len(one.gaps) and not ended else None
-    if gap is not None and gap <= noise_gap:
+    if gap is not None and gap <= undecided:
         return ""
     told = "one ends" if ended else "gap unknown" if gap is None else f"gap {gap:.3g}"
     return f"at token {position} ({told})"

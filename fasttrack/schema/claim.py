@@ -361,15 +361,21 @@ class QualityPolicy(Frozen):
     length_share_margin: float = Field(default=0.01, gt=0)
     """Further share of answers that may end at the token limit."""
     replay_ratio: float = Field(default=2.0, ge=0)
-    """Mean change over a replayed answer, as a multiple of stock's in another composition."""
-    replay_slack: float = Field(default=1e-4, ge=0)
-    """Absolute allowance of that mean, nats."""
+    """Change over a replayed answer, as a multiple of stock's in another composition."""
+    replay_slack: float = Field(default=1e-5, ge=0)
+    """Absolute allowance of a typical answer's mean change, nats: five units in the last place of
+    an FP32 logit between 16 and 32."""
+    tie_slack: float = Field(default=0.1, ge=0)
+    """Change at one token that a tie inside the model, as of two experts, may cause, nats."""
+    tie_share: float = Field(default=0.05, ge=0, le=1)
+    """Share of tokens with such a change."""
     divergence_ratio: float = Field(default=2.0, ge=0)
     """Candidate's divergence from base, as a multiple of the stock-stock control's."""
     parting_level: float = Field(default=0.05, gt=0, lt=0.5)
     """Level of the one-sided Fisher test that more answers part from base than stock's own do."""
+
     divergence_slack: float = Field(default=1e-3, ge=0)
-    """Absolute allowance in nats, so that a control of exactly zero does not forbid rounding."""
+    """Absolute allowance, nats, of the typical answer's largest change of a log-probability."""
 
 
 class GatePolicy(Frozen):

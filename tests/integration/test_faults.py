@@ -15,6 +15,7 @@ from command_line import fasttrack, optimization, records, run_folders, unit_fil
 
 from fasttrack.engine._fake_child import FAULTS
 from fasttrack.errors import EXPLANATIONS
+from fasttrack.evals.tasks import registry
 from fasttrack.schema import FailureRecord
 from fasttrack.schema.verdict import REASONS
 
@@ -168,10 +169,11 @@ def test_a_fallback_shows_in_exactly_its_cells(tmp_path: Path) -> None:
     cell = "decode/batch=16/context_tokens=128"
     found = {(item["code"], item["cell"]) for item in ran.json["open"]}
     assert {key for key in found if key[0].startswith(("PATH", "SPD"))} == {
-        ("PATH-NONE", "evals/candidate/long-chain/main/concurrency=16/rows=9-16"),
-        ("PATH-NONE", "evals/candidate/long-chain/replay/concurrency=16/rows=9-16"),
-        ("PATH-NONE", "evals/candidate/mrcr-synthetic/main/concurrency=16/rows=9-16"),
-        ("PATH-NONE", "evals/candidate/mrcr-synthetic/replay/concurrency=16/rows=9-16"),
+        *(
+            ("PATH-NONE", f"evals/candidate/{task.name}/{repeat}/concurrency=16/rows=9-16")
+            for task in registry()
+            for repeat in ("main", "replay")
+        ),
         ("PATH-NONE", f"perf/candidate/{cell}"),
         ("PATH-NONE", cell),
         ("SPD-SENTENCE", "sentence"),

@@ -116,7 +116,102 @@ def _then(module: Any, after: Any) -> None:
     module.Specialised.run = spoilt
 
 
-SERVED = {"top_k": top_k, "stop": stop, "stale_prefix": stale_prefix, "null_slot": null_slot}
+def head_scale(module: Any) -> None:
+    """One head of one attention layer scores 2 % too high: its queries are scaled."""
+    init = module.Specialised.__init__
+
+    def spoilt(path: Any, dims: Any, weights: Any, *rest: Any) -> None:
+        name = next(name for name in weights if name.endswith("q_b_proj.weight"))
+        scaled = weights[name].clone()
+        scaled[: dims.qk_head_dim] *= 1.02
+        init(path, dims, {**weights, name: scaled}, *rest)
+
+    module.Specialised.__init__ = spoilt
+
+
+def kda_slots(module: Any) -> None:
+    """Every 500 specialised steps, the first two requests swap their recurrent states."""
+    run = module.Specialised.run
+    since = 0
+
+    def spoilt(path: Any, embedded: Any, steps: Any) -> Any:
+        nonlocal since
+        since += 1
+        if since >= 500 and len(steps[path._kda[0]].slots) > 1:
+            since = 0
+            for layer in path._attentions:
+                if layer.prefix in path._kda:
+                    one, other = steps[layer.prefix].slots[:2, 0].tolist()
+                    layer.states[1][[one, other]] = layer.states[1][[other, one]].clone()
+        return run(path, embedded, steps)
+
+    module.Specialised.run = spoilt
+
+
+def experts(_: Any) -> None:
+    """Every token goes to one expert fewer than configured, in all layers."""
+    from kimi_k3.kernels.units import UNITS
+    from kimi_k3.runtime.executor import Executor
+
+    compiled = Executor._compiled
+
+    def spoilt(path: Any, number: int, unit: str, inputs: Any) -> Any:
+        if unit != "moe":
+            return compiled(path, number, unit, inputs)
+        fewer = path._constants._replace(top_k=path._constants.top_k - 1)
+        made = UNITS[unit].function(fewer, *inputs)
+        return list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made]
+
+    Executor._compiled = spoilt
+
+
+def far_pages(_: Any) -> None:
+    """Cache rows beyond the first 1024 tokens are read from the page before theirs."""
+    from kimi_k3.runtime import executor
+
+    rows = executor.rows
+
+    def spoilt(step: Any, prepared: int, page: int) -> Any:
+        plan = rows(step, prepared, page)
+        context = plan.context.clone()
+        context[:, 1024:] = plan.context[:, 1024 - page : plan.context.shape[1] - page]
+        return plan._replace(context=context)
+
+    executor.rows = spoilt
+
+
+def early_end(_: Any) -> None:
+    """Every answer ends after 24 tokens, as if the model had said so."""
+    from vllm.v1.core.sched import scheduler
+    from vllm.v1.request import RequestStatus
+
+    check = scheduler.check_stop
+
+    def spoilt(request: Any, longest: int) -> bool:
+        if request.num_output_tokens >= 24:
+            request.status = RequestStatus.FINISHED_STOPPED
+            return True
+        return bool(check(request, longest))
+
+    scheduler.check_stop = spoilt
+
+
+def temperature(_: Any) -> None:
+    """Greedy requests are drawn at temperature 1."""
+    import torch
+    from vllm.v1.sample.sampler import Sampler
+
+    def drawn(logits: Any) -> Any:
+        return torch.multinomial(torch.softmax(logits, dim=-1), 1).view(-1)
+
+    Sampler.greedy_sample = staticmethod(drawn)
+
+
+SERVED = {
+    **{"top_k": top_k, "stop": stop, "stale_prefix": stale_prefix, "null_slot": null_slot},
+    **{"head_scale": head_scale, "kda_slots": kda_slots, "experts": experts},
+    **{"far_pages": far_pages, "early_end": early_end, "temperature": temperature},
+}
 
 if UNIT:
     sys.meta_path.insert(0, Planter)  # type: ignore[arg-type]

@@ -100,6 +100,7 @@ class LongChain:
     """Chains of `STEPS`. See the module docstring."""
 
     name: str = "long-chain"
+    answer_tokens: int | None = None
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """The prompts have one length, which fits in `task.MIN_PROMPT_TOKENS`."""

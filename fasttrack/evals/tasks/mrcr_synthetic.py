@@ -151,6 +151,7 @@ class MrcrSynthetic:
     """Two needles, in prompts that grow to what the context admits. See the module docstring."""
 
     name: str = "mrcr-synthetic"
+    answer_tokens: int | None = None
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """Sizes are in characters, so that the prompts fit whatever the tokenizer."""

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fasttrack.evals.task import MIN_PROMPT_TOKENS
-from fasttrack.evals.tasks import long_chain, mrcr_synthetic
+from fasttrack.evals.task import MIN_PROMPT_TOKENS, Item
+from fasttrack.evals.tasks import cloze, long_chain, mrcr_synthetic
 from fasttrack.evals.tasks.dialogue import tokens
 
 ROUND = re.compile(r"<\|user\|>([^<]*)<\|end\|><\|assistant\|>([^<]*)<\|end\|>")
@@ -67,3 +67,12 @@ def test_one_wrong_step_ruins_a_chain() -> None:
     assert (
         long_chain.score(item.answer, cut) == 0.0 and long_chain.right_steps(item.answer, cut) == 7
     )
+
+
+def test_a_cloze_is_a_text_cut_off_and_scores_what_is_right_before_the_first_mistake() -> None:
+    items = cloze.TASK.items(0, 32, MIN_PROMPT_TOKENS)
+    assert items == cloze.TASK.items(0, 32, MIN_PROMPT_TOKENS) != cloze.TASK.items(1, 32, 240)
+    assert {len(item.answer) for item in items} == {cloze.WANTED}
+    assert len({item.prompt[-2:] for item in items}) > 16, "the cuts are at many places"
+    item = Item(id="c", prompt="<|user|>start ab", answer="cd:e")
+    assert [cloze.TASK.score(item, text) for text in ("cd:ef", "cd.e", "d:e", "")] == [1, 0.5, 0, 0]

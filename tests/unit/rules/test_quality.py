@@ -60,23 +60,36 @@ def test_margin_comes_from_policy() -> None:
     assert judge(scored(400, 2), strict)["recall/accuracy"].state is State.INCONCLUSIVE
 
 
-@pytest.mark.parametrize(("shift", "state"), [(0.0049, State.PASS), (0.0051, State.FAIL)])
-def test_drift_is_allowed_up_to_a_multiple_of_stock_s_own(shift: float, state: State) -> None:
-    # Stock moved by 2e-3 nats: twice that and the slack of 1e-3 are allowed.
+def drifted(shift: float, answers: int) -> Verdict:
+    """Divergence where stock moved by 2e-3 nats and the candidate's first `answers` by `shift`."""
     records = [
         zoo.item(int(r.item[7:]), "candidate", score=r.score, shift=shift)
-        if (r.arm, r.repeat) == ("candidate", "main")
+        if (r.arm, r.repeat) == ("candidate", "main") and int(r.item[7:]) < answers
         else r
         for r in zoo.answers(noise=2e-3)
     ]
-    verdict = judge(records)["recall/divergence"]
+    return judge(records)["recall/divergence"]
+
+
+@pytest.mark.parametrize(("shift", "state"), [(0.0049, State.PASS), (0.0051, State.FAIL)])
+def test_typical_drift_is_allowed_up_to_a_multiple_of_stock_s_own(
+    shift: float, state: State
+) -> None:
+    # Twice stock's 2e-3 and the slack of 1e-3 are allowed.
+    verdict = drifted(shift, 1000)
     assert verdict.state is state, verdict.detail
     assert verdict.estimate == pytest.approx(shift)
-    assert verdict.floor == pytest.approx(5e-3)
 
 
-@pytest.mark.parametrize(("gap", "state"), [(0.9e-3, State.PASS), (1.1e-3, State.INCONCLUSIVE)])
-def test_a_tie_is_a_gap_below_stock_s_own_noise(gap: float, state: State) -> None:
+@pytest.mark.parametrize(("shift", "state"), [(0.103, State.PASS), (0.105, State.FAIL)])
+def test_one_answer_may_drift_as_far_as_a_tie_of_experts(shift: float, state: State) -> None:
+    verdict = drifted(shift, 1)
+    assert verdict.state is state, verdict.detail
+    assert verdict.floor == pytest.approx(0.104)
+
+
+@pytest.mark.parametrize(("gap", "state"), [(0.1009, State.PASS), (0.1011, State.INCONCLUSIVE)])
+def test_the_model_is_undecided_below_a_tie_and_stock_s_own_noise(gap: float, state: State) -> None:
     base = zoo.item(0, "base", gaps=(gap, *[2.0] * 7))
     control = zoo.item(0, "base", "control", gaps=(gap, *[2.001] * 7))
     mine = zoo.item(0, "candidate", tokens=(99, *range(1, 8)))

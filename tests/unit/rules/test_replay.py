@@ -52,12 +52,21 @@ def test_stock_s_own_noise_passes() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("shift", "state"), [(5e-5, State.PASS), (2e-3, State.FAIL)])
+@pytest.mark.parametrize(("shift", "state"), [(5e-6, State.PASS), (1e-4, State.FAIL)])
 def test_a_shift_of_the_gap_shows_where_log_probabilities_do_not(
     shift: float, state: State
 ) -> None:
     verdict = judge(replayed(shift))["recall/replay"]
     assert verdict.state is state, verdict.detail
+
+
+@pytest.mark.parametrize(("shift", "state"), [(0.05, State.PASS), (0.5, State.FAIL)])
+def test_one_position_may_move_as_far_as_a_tie_of_experts(shift: float, state: State) -> None:
+    first = next(r for r in replayed() if (r.arm, r.repeat) == ("candidate", "replay"))
+    moved = first.model_copy(update={"gaps": (first.gaps[0] + shift, *first.gaps[1:])})
+    verdicts = judge([moved if r == first else r for r in replayed()])
+    assert verdicts["recall/replay"].state is state, verdicts["recall/replay"].detail
+    assert verdicts["recall/replay/context=256-511"].state is state
 
 
 def test_drift_is_found_in_the_part_of_the_context_where_it_is() -> None:
