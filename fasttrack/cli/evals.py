@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,10 @@ from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import UsageError
 from fasttrack.evals import manifest
+from fasttrack.evals.external import gsm_symbolic
 from fasttrack.evals.external.prepare import prepare as prepare_items
 from fasttrack.plan import check_target
+from fasttrack.schema._json import canonical_bytes
 
 app = typer.Typer(no_args_is_help=True, help="Items of public benchmarks, frozen before a run.")
 
@@ -30,6 +33,36 @@ app = typer.Typer(no_args_is_help=True, help="Items of public benchmarks, frozen
 @app.callback()
 def evals() -> None:
     """Items of public benchmarks, frozen before a run."""
+
+
+@app.command()
+def make(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Only gsm-symbolic can be made.")],
+    out: Annotated[Path, typer.Option(help="File to write: JSON lines.")],
+    items: Annotated[int, typer.Option(min=1, help="Items, spread over 100 templates.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of names and numbers.")] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Make a data file of an eval that has a generator.
+
+    The package searches each template's numbers exhaustively, up to minutes for some of them: all
+    100 templates may take an hour, once. Fewer items than templates use only the first ones.
+    """
+    if name != "gsm-symbolic":
+        raise UsageError(
+            "USE-001", f"{name!r} cannot be made", next_step="only gsm-symbolic has a generator"
+        )
+    if out.exists():
+        raise UsageError("USE-001", f"{out} exists", next_step="name another file, or remove it")
+    console = talk()
+    made = gsm_symbolic.rows(items, seed, lambda text: console.print(text, markup=False))
+    content = b"".join(canonical_bytes(row) + b"\n" for row in made)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    told = {"file": str(out), "items": items, "data_sha256": digest}
+    emit(told if as_json else f"{out} {digest}", as_json=as_json)
+    return 0
 
 
 @app.command()
@@ -56,7 +89,7 @@ def prepare(
         raise UsageError(
             "USE-001",
             f"target {chosen!r} names no external eval",
-            next_step=f"add [targets.{chosen}.evals.aime25] or .mrcr to claim.toml",
+            next_step=f"add [targets.{chosen}.evals.aime25], .gsm-symbolic or .mrcr to claim.toml",
         )
     engine = get_engine(wanted.engine)
     engine.check()

@@ -78,7 +78,25 @@ def _card(prefix: str, wanted: str, text: str) -> float:
     return difflib.SequenceMatcher(None, text.removeprefix(prefix), answer).ratio()
 
 
+_NUMBER = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+
+
+def _last_number(prefix: str, wanted: str, text: str) -> float:
+    """1 if the last number in the text is `wanted`.
+
+    Found and compared as by the filter `flexible-extract` of lm-eval 0.4.13's stock `gsm8k`
+    (`lm_eval/tasks/gsm8k/gsm8k.yaml`).
+    """
+    found = ["".join(parts) for parts in _NUMBER.findall(text)]
+    return float(bool(found) and _bare(found[-1]) == _bare(wanted))
+
+
+def _bare(number: str) -> str:
+    return re.sub(r"\.$", "", number.replace(",", "").replace("$", ""))
+
+
 SCORERS: Mapping[str, Scorer] = {
     "aime25": Scorer("aime25-integer/1", _aime),
+    "gsm-symbolic": Scorer("gsm-symbolic-last-number/1", _last_number),
     "mrcr": Scorer(mrcr_synthetic.SCORER, _card),
 }

@@ -152,7 +152,7 @@ class Checkpoint(Frozen):
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
 
 
-ExternalName = Literal["aime25", "mrcr"]
+ExternalName = Literal["aime25", "gsm-symbolic", "mrcr"]
 
 
 class ExternalEval(Frozen):

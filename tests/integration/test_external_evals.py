@@ -38,6 +38,12 @@ AIME = [
 ]  # fmt: skip
 
 
+GSM = [
+    {"id": 3, "instance": 0, "question": "Ann has 3 pears and eats 1. How many are left?",
+     "answer": "3 - 1 = 2\n#### 2"},
+]  # fmt: skip
+
+
 def conversation(needle: int) -> dict[str, Any]:
     """A row of openai/mrcr with two needles."""
     poems = ["Owls are old and owls are bold.", "Brooks run cold; owls look on."]
@@ -66,6 +72,7 @@ def write_data(folder: Path) -> None:
     import datasets
 
     (folder / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in AIME))
+    (folder / "gsm.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GSM))
     rows = [conversation(1), conversation(2)]
     datasets.Dataset.from_list(rows).to_parquet(str(folder / "mrcr.parquet"))
 
@@ -84,6 +91,10 @@ file = "aime.jsonl"
 answer_tokens = 12
 """
 SAMPLED = AIME_EVAL + "samples = 3\ntemperature = 0.6\n"
+GSM_EVAL = """[targets.fake.evals.gsm-symbolic]
+file = "gsm.jsonl"
+answer_tokens = 12
+"""
 MRCR_EVAL = """[targets.fake.evals.mrcr]
 file = "mrcr.parquet"
 answer_tokens = 12
@@ -102,14 +113,15 @@ def answers(folder: Path, unit: str) -> list[ItemRecord]:
 
 
 def test_both_run_end_to_end_and_verify(tmp_path: Path) -> None:
-    made = claimed(tmp_path, SAMPLED + MRCR_EVAL)
+    made = claimed(tmp_path, SAMPLED + MRCR_EVAL + GSM_EVAL)
     ran = run(tmp_path)
     assert (ran.status, ran.error["code"]) == (2, "EVL-005")
     assert "fasttrack evals prepare" in ran.error["next"]
 
     ran = fasttrack(tmp_path, "evals", "prepare", "demo", "--json")
     assert ran.status == 0, ran.err
-    aime, mrcr = ran.json["evals"]
+    aime, gsm, mrcr = ran.json["evals"]
+    assert (gsm["eval"], gsm["scorer"]) == ("gsm-symbolic", "gsm-symbolic-last-number/1")
     assert (aime["items"], aime["samples"]) == (2, 3)
     assert (mrcr["scorer"], mrcr["bins"]) == ("mrcr-card/1", {"1-4096": 2})
     data = (made / "aime.jsonl").read_bytes()
@@ -124,6 +136,7 @@ def test_both_run_end_to_end_and_verify(tmp_path: Path) -> None:
         assert len({r.seed for r in found}) == 6
         assert {r.item.partition("#")[0] for r in found} == {"aime25-0", "aime25-1"}
         assert len(answers(tmp_path, f"mrcr-{arm}")) == 4
+        assert {r.eval for r in answers(tmp_path, f"gsm-symbolic-{arm}")} == {"gsm-symbolic"}
     bundle = ran.json["bundle"]
     checked = fasttrack(tmp_path, "verify", bundle)
     assert checked.status == 0, checked.err

@@ -84,9 +84,23 @@ def _mrcr(row: dict[str, Any]) -> None:
     row["messages"] = messages
 
 
-CHECKS = {"aime25": _aime, "mrcr": _mrcr}
+def _gsm_symbolic(row: dict[str, Any]) -> None:
+    if "id" not in row or "instance" not in row:
+        raise ValueError("no instance of a template; rows of openai/gsm8k are another set")
+    int(row["id"]), int(row["instance"])
+    if not isinstance(row["question"], str) or not row["question"].strip():
+        raise ValueError("question is not a text")
+    wanted = re.search(r"#### (-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z", str(row["answer"]))
+    if not wanted:
+        raise ValueError("answer does not end with `#### NUMBER`")
+    row["answer"] = wanted[1]
+
+
+CHECKS = {"aime25": _aime, "gsm-symbolic": _gsm_symbolic, "mrcr": _mrcr}
 FORMS = {
     "aime25": "rows need `problem` and `answer`, as in Hugging Face math-ai/aime25",
+    "gsm-symbolic": "rows need `id`, `instance`, `question` and `answer`, as in Hugging Face "
+    "apple/GSM-Symbolic; `fasttrack evals make gsm-symbolic` writes such a file",
     "mrcr": "rows need `prompt` (JSON messages), `answer`, `random_string_to_prepend` and "
     "`n_needles`, as in Hugging Face openai/mrcr",
 }

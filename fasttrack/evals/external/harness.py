@@ -1,8 +1,9 @@
 """lm-eval as the engine of external evals: it renders the prompts, asks for answers and scores.
 
-The tasks are lm-eval's stock `aime25`, through the chat template, and an `mrcr` of our own whose
-prompt is the file's list of messages. The model is a function: answers come from an engine session
-that the caller owns. Loads lm-eval, and with it torch: import this module on use.
+The tasks are lm-eval's stock `aime25`, through the chat template; `gsm-symbolic`, with text and
+filter of the stock `gsm8k`; and an `mrcr` of our own whose prompt is the file's list of messages.
+The model is a function: answers come from an engine session that the caller owns. Loads lm-eval,
+and with it torch: import this module on use.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 import datasets
 from lm_eval import evaluator
+from lm_eval.api.metrics import exact_match_hf_evaluate
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.filters.extraction import RegexFilter
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -105,6 +108,31 @@ def _aime() -> dict[str, Any]:
     return {**config, "process_results": scored}
 
 
+def _gsm_symbolic() -> dict[str, Any]:
+    """Text and last-number filter of the stock `gsm8k`, without its examples."""
+    path = importlib.resources.files("lm_eval") / "tasks" / "gsm8k" / "gsm8k.yaml"
+    config = dict(load_yaml(str(path)))
+    (stock,) = [one for one in config["filter_list"] if one["name"] == "flexible-extract"]
+    (extract,) = [
+        RegexFilter(**{key: value for key, value in step.items() if key != "function"})
+        for step in stock["filter"]
+        if step["function"] == "regex"
+    ]
+    (compared,) = config["metric_list"]
+    options = {key: compared[key] for key in ("regexes_to_ignore", "ignore_case")}
+
+    def scored(doc: Mapping[str, Any], results: Sequence[Any]) -> dict[str, float]:
+        texts = results[0] if isinstance(results[0], list) else results
+        (given,) = extract.apply([texts], [doc])
+        wanted = [doc["answer"]] * len(given)
+        made = exact_match_hf_evaluate(predictions=given, references=wanted, **options)
+        return {"exact_match": float(made["exact_match"])}
+
+    for key in ("dataset_path", "dataset_name", "training_split", "fewshot_split", "tag"):
+        config.pop(key, None)
+    return {**config, "task": "gsm-symbolic", "num_fewshot": 0, "process_results": scored}
+
+
 def evaluate(
     name: str,
     rows: Sequence[Mapping[str, Any]],
@@ -114,7 +142,7 @@ def evaluate(
     ask: Asked,
 ) -> list[float]:
     """Run an eval; returns lm-eval's score of every row, the mean over its samples."""
-    config = {"aime25": _aime, "mrcr": _mrcr}[name]()
+    config = {"aime25": _aime, "gsm-symbolic": _gsm_symbolic, "mrcr": _mrcr}[name]()
     kind = _Conversations if name == "mrcr" else ConfigurableTask
     task = kind(
         config={

@@ -66,6 +66,9 @@ MRCR = {
 }
 
 
+GSM = {"id": 7, "instance": 0, "question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
+
+
 def rows(folder: Path, name: str, *given: dict[str, Any]) -> list[dict[str, Any]]:
     path = folder / "data.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in given))
@@ -77,6 +80,8 @@ def test_official_rows_are_read_in_order(tmp_path: Path) -> None:
     assert [row["answer"] for row in rows(tmp_path, "aime25", AIME, other)] == ["2", "003"]
     (row,) = rows(tmp_path, "mrcr", MRCR)
     assert row["messages"] == SAID
+    (row,) = rows(tmp_path, "gsm-symbolic", {**GSM, "answer": "so\n#### -1,200.5\n"})
+    assert row["answer"] == "-1,200.5"
 
 
 @pytest.mark.parametrize(
@@ -95,10 +100,16 @@ def test_official_rows_are_read_in_order(tmp_path: Path) -> None:
         ("mrcr", {**MRCR, "random_string_to_prepend": ""}),
         ("mrcr", {**MRCR, "n_needles": 0}),
         ("mrcr", AIME),
+        # As in openai/gsm8k, which is another set.
+        ("gsm-symbolic", {key: GSM[key] for key in ("question", "answer")}),
+        ("gsm-symbolic", {**GSM, "answer": "2"}),
+        ("gsm-symbolic", {**GSM, "answer": "#### two"}),
+        ("gsm-symbolic", {**GSM, "question": ""}),
+        ("gsm-symbolic", {**GSM, "instance": None}),
     ],
 )
 def test_a_bad_row_refuses_the_file(tmp_path: Path, name: str, row: dict[str, Any]) -> None:
-    good = AIME if name == "aime25" else MRCR
+    good = {"aime25": AIME, "gsm-symbolic": GSM, "mrcr": MRCR}[name]
     with pytest.raises(UsageError, match="row 2") as told:
         rows(tmp_path, name, good, row)
     assert told.value.code == "EVL-003"

@@ -30,6 +30,45 @@ def test_aime_is_scored_as_by_the_stock_task(text: str) -> None:
     assert SCORERS["aime25"].score("", "70", text) == wanted
 
 
+NUMBERS = (
+    *(
+        "18",
+        " 18. ",
+        "#### 18",
+        "$18",
+        "so 1,8 is 18.",
+        "18.0",
+        "-18",
+        "it is 18 or 19",
+        "19, no 18",
+    ),
+    *(
+        "18%",
+        "18 eggs",
+        "$1,8",
+        "eighteen",
+        "",
+        "...",
+        "18 ...",
+        "1-18",
+        "0.18",
+        "18$",
+        "#### 1,8.",
+    ),
+)
+
+
+@pytest.mark.parametrize("text", NUMBERS)
+@pytest.mark.parametrize("wanted", ["18", "1,8", "-18"])
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed")
+def test_gsm_symbolic_is_scored_as_by_the_stock_filter(text: str, wanted: str) -> None:
+    harness = importlib.import_module("fasttrack.evals.external.harness")
+    config = harness._gsm_symbolic()
+    assert (config["task"], config["num_fewshot"]) == ("gsm-symbolic", 0)
+    stock = config["process_results"]({"answer": wanted}, [text])["exact_match"]
+    assert SCORERS["gsm-symbolic"].score("", wanted, text) == stock
+
+
 def test_mrcr_has_the_form_of_the_card() -> None:
     scorer = SCORERS["mrcr"]
     assert scorer.name == mrcr_synthetic.SCORER == "mrcr-card/1"
