@@ -176,6 +176,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         "of it; those beside it went on, and its eval is INCOMPLETE.",
         "Look for a request that is never scheduled. Raise --timeout only if it was slow.",
     ),
+    "EVL-008": Explanation(
+        "The data of an external eval are not in the hub client's cache and the hub did not hand "
+        "them out at the claim's revision: no network, no such file or commit, or no access. They "
+        "are never replaced by others.",
+        "`hf download REPO FILE --repo-type dataset --revision COMMIT` where there is a network; "
+        "give the file by `--data NAME=FILE`.",
+    ),
     "ENV-001": Explanation(
         "A Python package that this command needs is not installed.",
         "Install the extra named in the message. `fasttrack doctor` shows all of them.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -81,6 +81,8 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     base: str | None = None
     """Reference of the protected branch that the change is compared with."""
+    data: Mapping[str, Path] = field(default_factory=dict)
+    """Data files of external evals that lie elsewhere than the claim says, by eval."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
     claim = frozen.claim
     made = plan.make(claim, options.target, options.tier, options.seed)
     target = claim.targets[options.target]
-    items = manifest.load(claim, options.target, frozen.folder)
+    items = manifest.load(claim, options.target, frozen.folder, options.data)
     engine = get_engine(target.engine)
     engine.check()
     weights: Path | None = None
@@ -129,6 +131,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             say=watcher.say,
             cell=options.cell,
             base=options.base,
+            data=options.data,
             journal=folder / "journal",
             earlier=run.records,
         )

@@ -46,6 +46,27 @@ PolicyOption = Annotated[
     Path | None,
     typer.Option(help="Policy file (TOML). Default: the policy built into this release."),
 ]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FILE",
+        help="Data file of an external eval that lies elsewhere than claim.toml says (repeatable).",
+    ),
+]
+
+
+def data_files(values: list[str] | None) -> dict[str, Path]:
+    """What `DataOption` was given, by eval; raises `UsageError` USE-001 for another form."""
+    found = {}
+    for value in values or ():
+        name, equals, file = value.partition("=")
+        if not (name and equals and file) or name in found:
+            raise UsageError(
+                "USE-001", f"--data {value!r} is not NAME=FILE, or names an eval twice",
+                next_step="--data aime25=/data/aime25.jsonl",
+            )  # fmt: skip
+        found[name] = Path(file)
+    return found
 
 
 def talk() -> Console:

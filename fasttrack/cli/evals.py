@@ -11,9 +11,11 @@ import typer
 from fasttrack import checkpoints, folders
 from fasttrack.claim import load
 from fasttrack.cli.common import (
+    DataOption,
     FolderArgument,
     JsonOption,
     TargetOption,
+    data_files,
     emit,
     pick_target,
     talk,
@@ -69,6 +71,7 @@ def make(
 def prepare(
     folder: FolderArgument,
     target: TargetOption = None,
+    data: DataOption = None,
     cache: Annotated[Path, typer.Option(help="Where built checkpoints are kept.")] = Path(
         ".fasttrack"
     ),
@@ -109,6 +112,7 @@ def prepare(
         logs=cache / "logs",
         folder=frozen.folder,
         seed=0,
+        data=data_files(data),
         timeout_s=timeout,
         say=lambda text: console.print(text, markup=False),
     )

@@ -15,10 +15,12 @@ from fasttrack.bundle.reader import open_bundle
 from fasttrack.claim import load, load_policy
 from fasttrack.cli.common import (
     Bar,
+    DataOption,
     FolderArgument,
     JsonOption,
     PolicyOption,
     TargetOption,
+    data_files,
     emit,
     exit_status,
     pick_target,
@@ -52,6 +54,7 @@ def validate(
             "branch."
         ),
     ] = None,
+    data: DataOption = None,
     policy: PolicyOption = None,
     key: Annotated[
         Path | None,
@@ -98,6 +101,7 @@ def validate(
         command=("fasttrack", *sys.argv[1:]),
         policy=load_policy(policy),
         base=base,
+        data=data_files(data),
     )
     bar = Bar()
     try:

@@ -55,6 +55,8 @@ class Setting:
     """Records of the units that are finished."""
     base: str | None = None
     """Reference of the protected branch; None: as CI says, else the default branch."""
+    data: Mapping[str, Path] = field(default_factory=dict)
+    """Files of external evals that lie elsewhere on this machine than the claim says, by eval."""
     journal: Path | None = None
     """Folder for what a unit wants to keep of itself should it be interrupted."""
 

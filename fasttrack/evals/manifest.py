@@ -8,7 +8,7 @@ Leaf: it reads no data set and asks no engine.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from fasttrack.errors import UsageError
 from fasttrack.evals.scorers import SCORERS
+from fasttrack.evals.source import locate
 from fasttrack.schema import Claim
 from fasttrack.schema._json import canonical_bytes, loads
 from fasttrack.schema.claim import Frozen
@@ -129,13 +130,17 @@ def write(manifest: Manifest, folder: Path) -> Path:
     return path
 
 
-def load(claim: Claim, target: str, folder: Path) -> Manifests:
+def load(
+    claim: Claim, target: str, folder: Path, given: Mapping[str, Path] | None = None
+) -> Manifests:
     """The manifests of all external evals of a target, each found to be that of claim and data.
 
-    Raises `UsageError`: EVL-001 no data file, EVL-002 another digest than the claim's, EVL-005 no
-    manifest, EVL-006 a manifest of something else.
+    `given` is as for `source.locate`. Raises what that raises, and `UsageError`: EVL-001 no data
+    file, EVL-002 another digest than the claim's, EVL-005 no manifest, EVL-006 a manifest of
+    something else.
     """
     found = []
+    files = locate(claim, target, folder, given or {})
     for name in sorted(claim.targets[target].evals):
         wanted = claim.targets[target].evals[name]
         path = path_of(folder, target, name)
@@ -155,7 +160,7 @@ def load(claim: Claim, target: str, folder: Path) -> Manifests:
             "target": target,
             "harness": HARNESS,
             "scorer": SCORERS[name].name,
-            "data_sha256": data_digest(folder / wanted.file, wanted.sha256, name),
+            "data_sha256": data_digest(files[name], wanted.sha256, name),
             "answer_tokens": wanted.answer_tokens,
             "samples": wanted.samples,
             "temperature": wanted.temperature,

@@ -159,7 +159,12 @@ class ExternalEval(Frozen):
     """A public benchmark on the user's own copy of its data, asked beside the embedded tasks."""
 
     file: str = Field(min_length=1, max_length=400)
-    """Path from the optimization's folder: JSON lines or Parquet, in the official form."""
+    """JSON lines or Parquet, in the official form: path from the optimization's folder, or inside
+    `repo`."""
+    repo: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
+    """A dataset of the Hugging Face hub that holds the file."""
+    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    """Commit of `repo`."""
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
     """Digest the file must have; without one, that of the file when its items are frozen."""
     answer_tokens: Positive
@@ -170,9 +175,11 @@ class ExternalEval(Frozen):
     top_p: float = Field(default=1.0, gt=0, le=1)
 
     @model_validator(mode="after")
-    def _samples_differ(self) -> ExternalEval:
+    def _consistent_eval(self) -> ExternalEval:
         if self.samples > 1 and self.temperature == 0:
             raise ValueError("samples above 1 need a temperature: greedy answers are all one")
+        if (self.repo is None) != (self.revision is None):
+            raise ValueError("repo and revision go together: data of the hub are pinned")
         return self
 
 

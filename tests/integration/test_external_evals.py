@@ -114,11 +114,16 @@ def answers(folder: Path, unit: str) -> list[ItemRecord]:
 
 def test_both_run_end_to_end_and_verify(tmp_path: Path) -> None:
     made = claimed(tmp_path, SAMPLED + MRCR_EVAL + GSM_EVAL)
-    ran = run(tmp_path)
+    # The official file may lie anywhere on this machine.
+    (made / "gsm.jsonl").rename(tmp_path / "elsewhere.jsonl")
+    elsewhere = "--data", "gsm-symbolic=elsewhere.jsonl"
+    ran = run(tmp_path, *elsewhere)
     assert (ran.status, ran.error["code"]) == (2, "EVL-005")
     assert "fasttrack evals prepare" in ran.error["next"]
 
     ran = fasttrack(tmp_path, "evals", "prepare", "demo", "--json")
+    assert (ran.status, ran.error["code"]) == (2, "EVL-001")
+    ran = fasttrack(tmp_path, "evals", "prepare", "demo", "--json", *elsewhere)
     assert ran.status == 0, ran.err
     aime, gsm, mrcr = ran.json["evals"]
     assert (gsm["eval"], gsm["scorer"]) == ("gsm-symbolic", "gsm-symbolic-last-number/1")
@@ -127,7 +132,7 @@ def test_both_run_end_to_end_and_verify(tmp_path: Path) -> None:
     data = (made / "aime.jsonl").read_bytes()
     assert aime["data_sha256"] == hashlib.sha256(data).hexdigest()
 
-    ran = run(tmp_path)
+    ran = run(tmp_path, *elsewhere)
     assert ran.status in (0, 3), ran.err
     assert not {"EVAL-INCOMPLETE", "EVAL-DIVERGED"} & ran.codes
     for arm in ("base", "candidate"):

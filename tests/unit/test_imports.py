@@ -26,7 +26,7 @@ CORE = " ".join(re.split(r"[^\w-]", need)[0] for need in PYPROJECT["project"]["d
 # Pure files that both a measuring room and the verifier need.
 LEAVES = (
     "stats folders ranges correctness.compare evals.pairing evals.task evals.tasks evals.scorers "
-    "evals.manifest perf.window"
+    "evals.manifest evals.source perf.window"
 )
 ROOM = "errors schema engine stats"
 
@@ -53,7 +53,8 @@ FASTTRACK = {
     "evals.pairing": "errors schema stats",
     "evals.task": "errors schema stats",
     "evals.scorers": "evals.tasks",
-    "evals.manifest": "errors schema evals.scorers evals.manifest",
+    "evals.manifest": "errors schema evals.scorers evals.manifest evals.source",
+    "evals.source": "errors schema",
     "evals.tasks": "errors schema stats evals.task evals.tasks",
     "perf.__init__": "",
     "perf.window": "errors schema stats",

@@ -11,24 +11,25 @@ from fasttrack.evals import manifest as frozen
 from fasttrack.evals.external import data
 from fasttrack.evals.external.run import check_installed
 from fasttrack.evals.scorers import SCORERS
+from fasttrack.evals.source import locate
 from fasttrack.schema import Record
 
 
 def prepare(setting: Setting) -> tuple[frozen.Manifest, ...]:
     """Manifests of all external evals of a target, from one session of base; writes nothing.
 
-    Raises `UsageError` EVL-001..003 for the data, EVL-004 for an item that does not fit the
-    context, all before the engine is started but for the last.
+    Raises what `source.locate` raises, `UsageError` EVL-001..003 for the data, EVL-004 for an item
+    that does not fit the context, all before the engine is started but for the last.
     """
     check_installed()
     from fasttrack.evals.external import harness
 
     wanted = setting.target.evals
+    files = locate(setting.claim, setting.target_name, setting.folder, setting.data)
     digests, rows = {}, {}
     for name in sorted(wanted):
-        path = setting.folder / wanted[name].file
-        digests[name] = frozen.data_digest(path, wanted[name].sha256, name)
-        rows[name] = data.rows(name, path)
+        digests[name] = frozen.data_digest(files[name], wanted[name].sha256, name)
+        rows[name] = data.rows(name, files[name])
     if not rows:
         return ()
     made = []

@@ -11,6 +11,7 @@ from fasttrack.evals import manifest as frozen
 from fasttrack.evals.external import data
 from fasttrack.evals.external.asker import Asker, Place, check_prompts
 from fasttrack.evals.external.journal import Journal
+from fasttrack.evals.source import locate
 from fasttrack.schema import Arm, ItemRecord, MonitorRecord, Record
 
 CONTROL_CONCURRENCY = 1
@@ -38,8 +39,9 @@ def run(setting: Setting, arm: Arm, name: str) -> list[Record]:
     from fasttrack.evals.external import harness
 
     wanted = setting.target.evals[name]  # type: ignore[index]
-    manifest = frozen.load(setting.claim, setting.target_name, setting.folder).of(name)
-    rows = data.rows(name, setting.folder / wanted.file)
+    named = setting.claim, setting.target_name, setting.folder, setting.data
+    manifest = frozen.load(*named).of(name)
+    rows = data.rows(name, locate(*named)[name])
     path = setting.journal / f"{name}-{arm}.jsonl" if setting.journal else None
     journal = Journal(path)
     concurrency = max(setting.target.grid.batch)
