@@ -49,15 +49,18 @@ def main(request_path: str) -> None:
 
 
 def declared(request: dict[str, Any]) -> list[CompiledKernel]:
-    """The kernels of one distribution, or of ``module:function`` with `folder` on the path."""
+    """The kernels of one distribution, or of ``module:function`` with `folder` on the path; a
+    module of the package that `folder` itself is, with the folder above it."""
     factories = [
         point.load()
         for point in entry_points(group=GROUP)
         if point.dist is not None and point.dist.name == request["distribution"]
     ]
     if not factories and request["fallback"]:
-        sys.path.insert(0, request["folder"])
         module, _, name = request["fallback"].partition(":")
+        folder = Path(request["folder"])
+        whole = module.partition(".")[0] == folder.name
+        sys.path.insert(0, str(folder.parent if whole else folder))
         factories = [getattr(import_module(module), name)]
     kernels = [kernel for factory in factories for kernel in factory()]
     for kernel in kernels:

@@ -120,6 +120,11 @@ KIMI_K3 = {
     "tokenizer": "",
     "checkpoint": "dims presets tokenizer reference.weights",
     "kernels.common": "dims",
+    "kernels.primitives": "",
+    "kernels.gpu": "",
+    "kernels.*.kernel": "kernels.primitives kernels.gpu",
+    "kernels.*.launch": "kernels.*.kernel",
+    "kernels.compiled": "kernels.gpu kernels.*.kernel kernels.*.launch",
     "kernels.*.portable": "dims kernels.common kernels.*.portable",
     "kernels.*.prepared": "dims kernels.common kernels.*.portable kernels.*.prepared",
     "kernels": "dims kernels",
@@ -133,6 +138,7 @@ KIMI_K3 = {
     "cases": "dims presets checkpoint cases kernels reference runtime.attention "
     "runtime.collective runtime.executor runtime.step",
     "training": "dims presets tokenizer checkpoint reference training",
+    "bench": "kernels bench",
 }
 KIMI_K3_OUTSIDE = {
     "__init__": "",
@@ -142,7 +148,13 @@ KIMI_K3_OUTSIDE = {
     "checkpoint": "numpy safetensors",
     "tokenizer": "",
     "reference": "torch safetensors",
+    "kernels.primitives": "cutlass",
+    "kernels.gpu": "cuda cutlass torch",
+    "kernels.*.kernel": "cutlass",
+    "kernels.*.launch": "",
+    "kernels.compiled": "fasttrack.audit.declare",
     "kernels": "torch",
+    "bench": "torch",
     "runtime.executor": "torch",
     "runtime.packed": "torch",
     "runtime.attention": "torch",

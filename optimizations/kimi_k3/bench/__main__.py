@@ -1,0 +1,76 @@
+"""`python -m kimi_k3.bench [--batch 1,8,64] [--only half,kda] [--json FILE]`: a table of every op.
+
+Microseconds are medians over replays of a graph that walks through more than a gigabyte of weights
+or states; ours and torch's graphs take turns. `floor` is the least bytes at the bandwidth at which
+this device sums 2 GiB, measured in the same run; `spread` the distance between the 10th and 90th
+percentile of our replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from kimi_k3.bench import ops
+from kimi_k3.bench.timing import captured, interleaved, read_bandwidth
+
+SOURCES = 4
+"""Stored blocks of a mix site: the mean over K3's layers is 4.4."""
+WORKS: dict[str, Callable[[int], ops.Work]] = {
+    "attn_res": lambda batch: ops.attn_res(batch, SOURCES),
+    **{name: partial(ops.linear, name) for name in ops.MAPS},
+    "kda": ops.heads,
+    "half": lambda batch: ops.half(batch, SOURCES),
+}
+
+
+def row(work: ops.Work, ceiling: float) -> dict[str, Any]:
+    """Measure one op."""
+    spans = interleaved({"ours": captured(work.ours), "torch": captured(work.torch)})
+    ours, theirs = (sorted(spans[name]) for name in ("ours", "torch"))
+    count = len(work.ours) // work.launches
+    mine = statistics.median(ours) / count
+    floor = work.bytes_moved / ceiling / 1e6
+    return {
+        "op": work.name, "batch": work.batch, "us": mine,
+        "spread": (ours[len(ours) * 9 // 10] - ours[len(ours) // 10]) / count,
+        "torch_us": statistics.median(theirs) / count,
+        "tb_s": work.bytes_moved / mine / 1e6, "floor_us": floor, "share": floor / mine,
+        "launches": work.launches,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the table and the machine."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--batch", default="1,2,8,16,64")
+    parser.add_argument("--only", default=",".join(WORKS))
+    parser.add_argument("--json")
+    chosen = parser.parse_args()
+    ceiling = read_bandwidth()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; reads {ceiling:.2f} TB/s")
+    print("op          B      us spread torch us   TB/s floor us share launches", flush=True)
+    rows = []
+    for name in chosen.only.split(","):
+        for batch in map(int, chosen.batch.split(",")):
+            made = row(WORKS[name](batch), ceiling)
+            rows.append(made)
+            torch.cuda.empty_cache()
+            print(
+                "{op:<10} {batch:>2} {us:>7.2f} {spread:>6.2f} {torch_us:>8.2f} {tb_s:>6.2f} "
+                "{floor_us:>8.2f} {share:>5.0%} {launches:>8}".format(**made), flush=True,
+            )  # fmt: skip
+    if chosen.json:
+        with open(chosen.json, "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "read_tb_s": ceiling,
+                       "torch": torch.__version__, "rows": rows}, file, indent=1)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the cases of the GPU kernels share.
+
+Owns: batches, BF16 inputs, the form of a case whose arithmetic is `plain`. Read by: the cases.
+Operands are BF16 where the kernels read BF16; the truth is FP64 from the same operands, stock is
+the same formulas in FP32 with the roundings that stock's kernels make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Regime = Mapping[str, int]
+Fault = Callable[[Tensors], Tensors]
+
+HIDDEN = 7168
+EPS = 1e-5
+BATCHES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+NAN = float("nan")
+
+
+def generator(seed: int, regime: Regime) -> torch.Generator:
+    """A stream of its own for every cell."""
+    mixed = seed
+    for value in regime.values():
+        mixed = mixed * 1009 + value + 1
+    return torch.Generator().manual_seed(mixed % (1 << 62))
+
+
+def normal(random: torch.Generator, *shape: int, scale: float = 1.0) -> Tensor:
+    """Gaussian numbers, BF16."""
+    return (scale * torch.randn(*shape, generator=random)).bfloat16()
+
+
+def filled(tensor: Tensor, seed: int) -> Tensor:
+    """Finite numbers in place of NaN."""
+    random = torch.Generator().manual_seed(seed)
+    other = (10 * torch.randn(tensor.shape, generator=random)).to(tensor)
+    return torch.where(tensor.isnan(), other, tensor)
+
+
+class GpuCase:
+    """A case on CUDA whose arithmetic is `plain`, in whatever dtype it is told."""
+
+    device = "cuda"
+    op: str
+    outputs: Mapping[str, tuple[str, ...]]
+    input_rows: Mapping[str, int]
+    output_rows: Mapping[str, int]
+    planting: Mapping[str, Fault] = {}
+
+    def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
+        """Outputs with sums in `dtype`; rounded as stock rounds unless that is FP64."""
+        raise NotImplementedError
+
+    def reference(self, inputs: Tensors) -> Tensors:
+        """FP64, never rounded."""
+        return self.plain(inputs, torch.float64)
+
+    def stock(self, inputs: Tensors) -> Tensors:
+        """FP32 sums, BF16 between operators."""
+        return self.plain(inputs, torch.float32)
+
+    def stock_variant(self, inputs: Tensors) -> Tensors:
+        """Every row twice: sums of more rows are cut another way."""
+        twice = {
+            name: torch.cat((tensor, tensor), dim=self.input_rows[name])
+            if name in self.input_rows
+            else tensor
+            for name, tensor in inputs.items()
+        }
+        made = self.plain(twice, torch.float32)
+        for name, axis in self.output_rows.items():
+            made[name] = made[name].narrow(axis, 0, made[name].shape[axis] // 2).contiguous()
+        return made
+
+    def faults(self, regime: Regime) -> Sequence[str]:
+        """Names of `planting`."""
+        return list(self.planting)
+
+    def planted(self, fault: str, inputs: Tensors) -> Tensors:
+        """Stock's arithmetic with one fault."""
+        return self.stock(self.planting[fault](inputs))
+
+
+def kept(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` as a result that stock keeps in BF16, unless the truth is asked for."""
+    return tensor if dtype == torch.float64 else tensor.bfloat16()
+
+
+def launched(kernel: Any, tensors: Tensors) -> Tensors:
+    """Run a kernel once on the current stream."""
+    from kimi_k3.kernels.gpu import Bound
+
+    Bound(kernel, **tensors)()
+    return tensors

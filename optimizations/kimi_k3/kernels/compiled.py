@@ -1,0 +1,81 @@
+"""What the audit of compiled kernels compiles: every kernel, at real shapes of one rank of eight.
+
+Owns: the list. Read by: the harness, in a child that has CuTe DSL and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from fasttrack.audit.declare import CompiledKernel
+from kimi_k3.kernels import gpu
+from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
+from kimi_k3.kernels.kda.launch import kda, pitch
+from kimi_k3.kernels.projection.launch import DEVICES, Device, projection
+
+ARCHS = tuple(DEVICES)
+HIDDEN, BLOCKS, HEADS, EPS, BOUND = 7168, 8, 12, 1e-5, -5.0
+MAPS = {
+    "kda_in": (pitch(HEADS), HIDDEN),
+    "mla_in": (3648, HIDDEN),
+    "q_b": (2304, 1536),
+    "out": (HIDDEN, HEADS * 128),
+}
+"""Packed maps of a rank: outputs, inputs."""
+
+SITES: tuple[tuple[int, Delta, bool, bool], ...] = (
+    (0, "none", True, False),
+    (7, "add", True, False),
+    (1, "restart", False, False),
+    (8, "add", False, True),
+)
+"""Sources, what happens to the prefix, whether it is stored, whether it is the last site."""
+HEADS_BATCH_TOKENS = ((12, 1, 1), (12, 64, 1), (12, 4, 8), (6, 1, 1), (96, 1, 1))
+Make = Callable[[Device], gpu.Kernel]
+
+
+def _forms() -> Iterator[tuple[str, Make]]:
+    """Name and maker of every kernel that is audited."""
+    for sources, delta, write, final in SITES:
+        site = Site(HIDDEN, 4, BLOCKS, sources, delta, write, EPS, final)
+        yield f"attn_res.{sources}.{delta}", partial(_site, site)
+    for name, (outputs, inputs) in MAPS.items():
+        for batch in (1, 64):
+            yield f"projection.{name}.{batch}", partial(projection, outputs, inputs, batch)
+    for heads, batch, tokens in HEADS_BATCH_TOKENS:
+        yield f"kda.{heads}.{batch}.{tokens}", partial(_kda, heads, batch, tokens)
+
+
+def _site(site: Site, device: Device) -> gpu.Kernel:
+    return AttnRes(site)
+
+
+def _kda(heads: int, batch: int, tokens: int, device: Device) -> gpu.Kernel:
+    return kda(heads, batch, tokens, 1 + batch * tokens, BOUND)
+
+
+def _declared(name: str, make: Make) -> CompiledKernel:
+    arguments = make(DEVICES[ARCHS[0]]).arguments()
+    names = list(arguments)
+    if name.startswith("projection"):  # TMA descriptors in the order of use, the batch of x, y
+        names = ["w", "x", "batch", "y"]
+    kinds = {key: one.kind for key, one in arguments.items()}
+
+    def compile_(arch: str) -> Any:
+        return gpu.compiled(make(DEVICES[arch])).artifacts.CUBIN
+
+    return CompiledKernel(
+        name,
+        ARCHS,
+        compile_,
+        parameters=tuple(names),
+        static=tuple(key for key in names if kinds.get(key) == "static"),
+        own=tuple(key for key in names if kinds.get(key) == "own"),
+    )
+
+
+def kernels() -> list[CompiledKernel]:
+    """All of them."""
+    return [_declared(name, make) for name, make in _forms()]

@@ -1,0 +1,205 @@
+"""Device-side pieces that the GPU kernels share.
+
+Owns: memory instructions with the cache behaviour a decode step wants, BF16 unpacking, sums over a
+warp. Does not own: launch shapes. Read by: the `kernel` modules; needs CuTe DSL and nothing else.
+
+Two kinds of global loads, and which one is used is a matter of correctness. `load_static` is for
+memory that nothing writes during a step: the compiler may move it across the grid-dependency wait.
+`load` is for everything else: plain, never cached as read-only, so it stays where it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint32
+from cutlass.cute.arch import inline_ptx
+
+EVICT_FIRST = 0x12F0000000000000
+"""L2 cache policy: a weight is read once per step, so it should leave before anything else."""
+ALL_SHARED = 100
+"""Per cent of a multiprocessor's cache a kernel wants as shared memory. The split changes only on
+an idle multiprocessor: were it smaller for kernels that need little, the projection behind them
+could not start, and stream its weights, before they have ended."""
+WARP = 32
+
+
+def address(tensor: cute.Tensor, offset: Any) -> Int64:
+    """Address of element `offset` of a contiguous tensor."""
+    return (tensor.iterator + offset).toint()
+
+
+def shared_address(pointer: cute.Pointer) -> Int32:
+    """Address of shared memory as instructions of the shared state space take it."""
+    return Int32(pointer.toint())
+
+
+def load_static(at: Int64) -> tuple[Uint32, ...]:
+    """16 bytes of memory that nothing writes during a step."""
+    text = "ld.global.nc.L1::no_allocate.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
+
+
+def load(at: Int64) -> tuple[Uint32, ...]:
+    """16 bytes of step data."""
+    text = "ld.global.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
+
+
+def load_word(at: Int64) -> Uint32:
+    """4 bytes of step data."""
+    text = "ld.global.u32 {$w0}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32], read_only_args=[at])
+
+
+def load_half(at: Int64) -> Float32:
+    """One BF16 number of step data."""
+    text = "{ .reg .b16 low; ld.global.b16 low, [{$r0}]; mov.b32 {$w0}, {0, low}; }"
+    return inline_ptx(text, write_only_types=[Float32], read_only_args=[at])
+
+
+def store_half(at: Int64, value: Float32) -> None:
+    """One number, rounded to BF16."""
+    text = "{ .reg .b16 low; cvt.rn.bf16.f32 low, {$r1}; st.global.b16 [{$r0}], low; }"
+    inline_ptx(text, read_only_args=[at, value])
+
+
+def store(at: Int64, words: Any) -> None:
+    """16 bytes."""
+    text = "st.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+    inline_ptx(text, read_only_args=[at, *words])
+
+
+def store_floats(at: Int64, values: Sequence[Float32]) -> None:
+    """Four FP32 numbers."""
+    text = "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+    inline_ptx(text, read_only_args=[at, *values])
+
+
+def floats(words: tuple[Uint32, ...]) -> list[Float32]:
+    """Words that hold FP32 numbers."""
+    return [word.bitcast(Float32) for word in words]
+
+
+def unpacked(words: tuple[Uint32, ...]) -> list[Float32]:
+    """Two BF16 numbers of every word, in memory order. A BF16 is the upper half of an FP32."""
+    pairs = [(word << 16, word & Uint32(0xFFFF0000)) for word in words]
+    return [half.bitcast(Float32) for pair in pairs for half in pair]
+
+
+def packed(values: list[Float32]) -> list[Uint32]:
+    """The inverse of `unpacked`, rounding to nearest even."""
+    text = "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};"
+    return [
+        inline_ptx(text, write_only_types=[Uint32], read_only_args=[low, high])
+        for low, high in zip(values[::2], values[1::2], strict=True)
+    ]
+
+
+def rounded(value: Float32) -> Float32:
+    """`value` after one rounding to BF16."""
+    return value.to(BFloat16).to(Float32)
+
+
+def dot(left: Sequence[Float32], right: Sequence[Float32]) -> Float32:
+    """Sum of products, first to last."""
+    total = left[0] * right[0]
+    for a, b in zip(left[1:], right[1:], strict=True):
+        total = total + a * b
+    return total
+
+
+def rsqrt(value: Float32) -> Float32:
+    """1 / sqrt, to the last bit or two."""
+    text = "rsqrt.approx.f32 {$w0}, {$r0};"
+    return inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+
+def width_of(count: int) -> int:
+    """Lanes that `transposed_sums` spreads `count` sums over: the next power of two."""
+    return 1 << (count - 1).bit_length()
+
+
+def transposed_sums(values: list[Float32], lane: Int32, group: int = WARP) -> Float32:
+    """Sums of up to `group` values per lane over every `group` neighbouring lanes of the warp; lane
+    l gets sum l % width_of(len(values)) of its group.
+
+    The list halves at every exchange, so that k sums cost about k shuffles instead of 5 k.
+    """
+    width = width_of(len(values))
+    held = [*values, *[Float32(0.0)] * (width - len(values))]
+    offset = width // 2
+    while offset:
+        upper = (lane & offset) != 0
+        half = len(held) // 2
+        held = [
+            cutlass.select_(upper, high, low)
+            + cute.arch.shuffle_sync_bfly(cutlass.select_(upper, low, high), offset)
+            for low, high in zip(held[:half], held[half:], strict=True)
+        ]
+        offset //= 2
+    (total,) = held
+    return _butterfly(total, width, group)
+
+
+def warp_sum(value: Float32) -> Float32:
+    """Sum over the warp, in every lane."""
+    return _butterfly(value, 1, WARP)
+
+
+def _butterfly(value: Float32, offset: int, end: int) -> Float32:
+    while offset < end:
+        value = value + cute.arch.shuffle_sync_bfly(value, offset)
+        offset *= 2
+    return value
+
+
+def send(rank: Any, pointer: cute.Pointer, value: Float32, barrier: cute.Pointer) -> None:
+    """Store into the shared memory of block `rank` of this cluster, at this block's `pointer`, and
+    count the 4 bytes at that block's `barrier`. Whoever waits there sees the value: no fence."""
+    text = (
+        "{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, {$r0}, {$r3}; "
+        "mapa.shared::cluster.u32 counter, {$r1}, {$r3}; "
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], {$r2}, [counter]; }"
+    )
+    places = shared_address(pointer), shared_address(barrier)
+    inline_ptx(text, read_only_args=[*places, value, Int32(rank)])
+
+
+def fetch(pointer: cute.Pointer, at: Int64, size: int, barrier: cute.Pointer) -> None:
+    """Start copying `size` contiguous bytes into shared memory; they count at `barrier`."""
+    text = (
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[{$r0}], [{$r1}], {$r2}, [{$r3}];"
+    )
+    places = shared_address(pointer), at, Int32(size), shared_address(barrier)
+    inline_ptx(text, read_only_args=[*places])
+
+
+def load_shared(pointer: cute.Pointer) -> tuple[Uint32, ...]:
+    """16 bytes of shared memory."""
+    text = "ld.shared.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    places = [shared_address(pointer)]
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=places)
+
+
+def load_matrices(at: Int32) -> tuple[Uint32, ...]:
+    """Four 8x8 matrices of BF16 from shared memory; lane l gives the address of row l % 8 of
+    matrix l // 8."""
+    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
+
+
+def multiply_add(
+    left: Sequence[Uint32], right: Sequence[Uint32], acc: Sequence[Float32]
+) -> tuple[Float32, ...]:
+    """acc + left right: 16x16 and 16x8 BF16, 16x8 FP32 spread over the warp."""
+    text = (
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
+        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};"
+    )
+    operands = [*left, *right, *acc]
+    return inline_ptx(text, write_only_types=[Float32] * 4, read_only_args=operands)

@@ -1,0 +1,326 @@
+"""Packed linear maps for few rows on a GPU: weights streamed once, as fast as memory gives them.
+
+Owns: device code. Does not own: what is packed together (`prepared`), how a map is cut (`launch`).
+Read by: `projection.launch`, `kernels.compiled`; needs CuTe DSL and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from kimi_k3.kernels import primitives as prim
+from kimi_k3.kernels.gpu import Argument
+
+BOX = 64
+"""Columns of one TMA box: 128 bytes, the width of the swizzle."""
+STEP = 16
+"""Columns of one matrix instruction."""
+
+
+class Map(NamedTuple):
+    """What code is made for: shape [outputs, inputs], batch, and how the work is cut."""
+
+    outputs: int
+    inputs: int
+    batch: int
+    rows: int
+    """Weight rows of one block."""
+    boxes: int
+    """Boxes of one stage; two consumer warps share each."""
+    stages: int
+
+    @property
+    def warps(self) -> int:
+        """Consumer warps."""
+        return 2 * self.boxes
+
+    @property
+    def tiles(self) -> int:
+        """Matrix instructions that cover the rows: 16 each."""
+        return -(-self.rows // 16)
+
+    @property
+    def split_batch(self) -> bool:
+        """Whether the two warps of a box take half the batch each, or half the columns."""
+        return self.batch > 8
+
+    @property
+    def partials(self) -> int:
+        """Sums to add up for one output."""
+        return self.boxes if self.split_batch else self.warps
+
+    @property
+    def pitch(self) -> int:
+        """Floats between batch rows of a partial sum: 4 more than rows, so that the 8 x 4 places a
+        warp stores to at once lie in different banks."""
+        return 16 * self.tiles + 4
+
+    @property
+    def held_rows(self) -> int:
+        """Rows of a box in shared memory. TMA writes eight at a time; the last matrix instruction
+        may read into the next box, for outputs that nobody stores."""
+        return -(-self.rows // 8) * 8
+
+    @property
+    def held_batch(self) -> int:
+        """Batch rows of a box in shared memory: matrix instructions of each warp take 8."""
+        each = 16 if self.split_batch else 8
+        return -(-self.batch // each) * each
+
+    @property
+    def chunks(self) -> int:
+        """Stages that pass through one block."""
+        return self.inputs // (self.boxes * BOX)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage."""
+        return (self.held_rows + self.held_batch) * self.boxes * BOX * 2
+
+    @property
+    def ring(self) -> int:
+        """Stages held at once: no more than there are."""
+        return min(self.stages, self.chunks)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of one block; the partial sums at the end lie where the stages were."""
+        partial = self.partials * self.pitch * self.held_batch * 4
+        return max(self.ring * self.stage_bytes, partial) + 2048
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks."""
+        return -(-self.outputs // self.rows)
+
+
+class Projection:
+    """x [B, K] and w [N, K] BF16 -> y [B, N] BF16.
+
+    A block owns `rows` rows of w for all of the batch. One thread feeds a ring of stages by TMA,
+    the weights of its first turn before the grid-dependency wait. Two warps per box of 64 columns
+    multiply with m16n8k16, weights as the 16 rows, batch as the 8 columns. Their partial sums meet
+    in shared memory, in the order of the boxes: the same bits every time. FP32 accumulation, one
+    rounding at the store.
+    """
+
+    def __init__(self, form: Map) -> None:
+        if form.inputs % (form.boxes * BOX):
+            raise ValueError(f"{form.inputs} inputs are not whole stages of {form.boxes * BOX}")
+        self.form = form
+
+    def arguments(self) -> dict[str, Argument]:
+        """By name, in order."""
+        form = self.form
+        return {
+            "x": Argument("bfloat16", (form.batch, form.inputs)),
+            "w": Argument("bfloat16", (form.outputs, form.inputs), "static"),
+            "y": Argument("bfloat16", (form.batch, form.outputs)),
+        }
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream: Any) -> None:
+        """Launch as a dependent of the kernel ahead."""
+        form = self.form
+        # An extent known to be 1 would lose its place among the coordinates of the descriptor.
+        rows_ = cute.make_layout((Int32(form.batch), form.inputs), stride=(form.inputs, 1))
+        x = cute.make_tensor(x.iterator, rows_)
+        swizzle = cute.make_swizzle(3, 4, 3)
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        boxes = []
+        for tensor, rows in ((w, form.rows), (x, form.held_batch)):
+            layout = cute.make_composed_layout(
+                swizzle, 0, cute.make_layout((rows, BOX), stride=(BOX, 1))
+            )
+            boxes.append(cpasync.make_tiled_tma_atom(load, tensor, layout, (rows, BOX)))
+        (w_atom, w_tiles), (x_atom, x_tiles) = boxes
+        self.kernel(w_atom, w_tiles, x_atom, x_tiles, y).launch(
+            grid=(form.blocks, 1, 1),
+            block=((form.warps + 1) * prim.WARP, 1, 1),
+            stream=stream,
+            use_pdl=True,
+            preferred_smem_carveout=prim.ALL_SHARED,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        w_atom: cute.CopyAtom,
+        w: cute.Tensor,
+        x_atom: cute.CopyAtom,
+        x: cute.Tensor,
+        y: cute.Tensor,
+    ) -> None:
+        form = cutlass.const_expr(self.form)
+        thread, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(thread // prim.WARP)
+
+        memory = SmemAllocator()
+        full = memory.allocate_array(Int64, form.ring)
+        empty = memory.allocate_array(Int64, form.ring)
+        slots = cutlass.const_expr(form.ring * form.boxes)
+        w_ring = self._ring(memory, form.rows, form.held_rows, slots)
+        x_ring = self._ring(memory, form.held_batch, form.held_batch, slots)
+
+        cute.arch.griddepcontrol_launch_dependents()
+        if thread == 0:
+            for slot in cutlass.range_constexpr(form.ring):
+                cute.arch.mbarrier_init(full + slot, 1)
+                cute.arch.mbarrier_init(empty + slot, form.warps)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+        columns = cutlass.const_expr(form.held_batch // (16 if form.split_batch else 8))
+        acc = cute.make_rmem_tensor((4, columns, form.tiles), Float32)
+        if warp == form.warps:
+            self._feed(w_atom, w, w_ring, x_atom, x, x_ring, full, empty, block)
+        else:
+            cute.arch.griddepcontrol_wait()
+            acc.fill(0.0)
+            for chunk in cutlass.range(form.chunks, unroll=1):
+                slot = chunk % form.ring
+                cute.arch.mbarrier_wait(full + slot, (chunk // form.ring) % 2)
+                box = slot * form.boxes + warp // 2
+                self._multiply(acc, w_ring, x_ring, box, warp % 2, thread % prim.WARP)
+                cute.arch.sync_warp()
+                if thread % prim.WARP == 0:
+                    cute.arch.mbarrier_arrive(empty + slot)
+            cute.arch.barrier(barrier_id=1, number_of_threads=form.warps * prim.WARP)
+            partial = cute.recast_ptr(w_ring.iterator, dtype=Float32)
+            self._reduce(acc, partial, y, block, warp, thread)
+
+    def _ring(self, memory: Any, rows: int, held: int, slots: int) -> cute.Tensor:
+        """Boxes [rows, BOX] in shared memory, all stages' together, swizzled as TMA does it."""
+        layout = cute.make_layout((rows, BOX, slots), stride=(BOX, 1, held * BOX))
+        storage = memory.allocate(held * BOX * slots * 2, 1024)
+        swizzled = cute.recast_ptr(storage, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
+        return cute.make_tensor(swizzled, layout)
+
+    @cute.jit
+    def _feed(
+        self,
+        w_atom: cute.CopyAtom,
+        w: cute.Tensor,
+        w_ring: cute.Tensor,
+        x_atom: cute.CopyAtom,
+        x: cute.Tensor,
+        x_ring: cute.Tensor,
+        full: cute.Pointer,
+        empty: cute.Pointer,
+        block: Int32,
+    ) -> None:
+        """The producing warp: one thread fills stage after stage."""
+        form = cutlass.const_expr(self.form)
+        bytes_ = cutlass.const_expr((form.rows + form.held_batch) * form.boxes * BOX * 2)
+        w_shared, w_global = self._parts(w_atom, w, w_ring, form.rows, block)
+        x_shared, x_global = self._parts(x_atom, x, x_ring, form.held_batch, 0)
+        with cute.arch.elect_one():
+            for chunk in cutlass.range_constexpr(form.ring):
+                cute.arch.mbarrier_arrive_and_expect_tx(full + chunk, bytes_)
+                self._fetch(w_atom, w_global, w_shared, full, chunk, chunk)
+            cute.arch.griddepcontrol_wait()
+            for chunk in cutlass.range_constexpr(form.ring):
+                self._fetch(x_atom, x_global, x_shared, full, chunk, chunk)
+            for chunk in cutlass.range(form.ring, form.chunks, unroll=1):
+                slot = chunk % form.ring
+                cute.arch.mbarrier_wait(empty + slot, (chunk // form.ring + 1) % 2)
+                cute.arch.mbarrier_arrive_and_expect_tx(full + slot, bytes_)
+                self._fetch(w_atom, w_global, w_shared, full, slot, chunk)
+                self._fetch(x_atom, x_global, x_shared, full, slot, chunk)
+
+    def _parts(
+        self, atom: cute.CopyAtom, tensor: cute.Tensor, ring: cute.Tensor, rows: int, block: Any
+    ) -> tuple[cute.Tensor, cute.Tensor]:
+        """Boxes of the ring and of one block's rows in memory, as TMA takes them."""
+        tiles = cute.local_tile(tensor, (rows, BOX), (block, None))
+        parts: tuple[cute.Tensor, cute.Tensor] = cpasync.tma_partition(
+            atom, 0, cute.make_layout(1),
+            cute.group_modes(ring, 0, 2), cute.group_modes(tiles, 0, 2),
+        )  # fmt: skip
+        return parts
+
+    def _fetch(self, atom: Any, whole: Any, ring: Any, full: Any, slot: Any, chunk: Any) -> None:
+        """Start the copies of one stage. Both operands are read once or fit L2 whatever its policy;
+        evict-first keeps what others will read."""
+        for box in range(self.form.boxes):
+            cute.copy(
+                atom,
+                whole[None, chunk * self.form.boxes + box],
+                ring[None, slot * self.form.boxes + box],
+                tma_bar_ptr=full + slot,
+                cache_policy=Int64(prim.EVICT_FIRST),
+            )
+
+    def _multiply(
+        self, acc: Any, w_ring: Any, x_ring: Any, box: Int32, side: Int32, lane: Int32
+    ) -> None:
+        """Add one warp's share of the product of a box of weights and one of activations."""
+        form = self.form
+        w_base = prim.shared_address(w_ring.iterator) + box * (form.held_rows * BOX * 2)
+        x_base = prim.shared_address(x_ring.iterator) + box * (form.held_batch * BOX * 2)
+        # Lane l names one row of matrix l // 8: rows 0-7 and 8-15 of the left halves, then of the
+        # right halves; for x, eight batch rows at four places of 8 columns.
+        w_row, x_row = lane % 16, lane % 8
+        w_place, x_place = lane // 16, lane // 8
+        steps = BOX // STEP
+        if form.split_batch:
+            x_row = x_row + side * (form.held_batch // 2)
+        else:
+            steps //= 2
+            w_place, x_place = w_place + 4 * side, x_place + 4 * side
+        right: list[Any] = []
+        for step in range(steps):
+            if step % 2 == 0:
+                right = [
+                    prim.load_matrices(x_base + self._swizzled(8 * n + x_row, x_place + 2 * step))
+                    for n in range(acc.shape[1])
+                ]
+            for m in range(form.tiles):
+                place = self._swizzled(16 * m + w_row, w_place + 2 * step)
+                left = prim.load_matrices(w_base + place)
+                for n, columns in enumerate(right):
+                    at = [(i, n, m) for i in range(4)]
+                    pair = columns[2 * (step % 2) : 2 * (step % 2) + 2]
+                    made = prim.multiply_add(left, pair, [acc[i] for i in at])
+                    for i, value in zip(at, made, strict=True):
+                        acc[i] = value
+
+    def _swizzled(self, row: Int32, place: Int32) -> Int32:
+        """Offset of 16 bytes in a box: TMA exchanges the places of a row by its number."""
+        return row * (BOX * 2) + (place ^ (row % 8)) * 16
+
+    @cute.jit
+    def _reduce(
+        self, acc: cute.Tensor, partial: cute.Pointer, y: cute.Tensor,
+        block: Int32, warp: Int32, thread: Int32,
+    ) -> None:  # fmt: skip
+        """Add the warps' sums up and store them."""
+        form = cutlass.const_expr(self.form)
+        lane = thread % prim.WARP
+        each = cutlass.const_expr(form.pitch * form.held_batch)
+        mine, first = warp, Int32(0)
+        if cutlass.const_expr(form.split_batch):
+            mine, first = warp // 2, warp % 2 * (form.held_batch // 2)
+        for m in cutlass.range_constexpr(form.tiles):
+            for n in cutlass.range_constexpr(acc.shape[1]):
+                for i in cutlass.range_constexpr(4):
+                    row = m * 16 + lane // 4 + 8 * (i // 2)
+                    column = first + n * 8 + 2 * (lane % 4) + i % 2
+                    partial[mine * each + column * form.pitch + row] = acc[i, n, m]
+        threads = cutlass.const_expr(form.warps * prim.WARP)
+        cute.arch.barrier(barrier_id=1, number_of_threads=threads)
+        for turn in cutlass.range(-(-(form.rows * form.batch) // threads), unroll=1):
+            index = turn * threads + thread
+            column, row = index // form.rows, index % form.rows
+            if index < form.rows * form.batch and block * form.rows + row < form.outputs:
+                total = Float32(0.0)
+                for part in cutlass.range_constexpr(form.partials):
+                    total += partial[part * each + column * form.pitch + row]
+                y[column, block * form.rows + row] = total.to(BFloat16)
