@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import power
+
 from fasttrack.cli.explain import explanations
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +30,7 @@ def codes() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"codes.md": codes}
+PAGES = {"codes.md": codes, "power.md": power.page, "power.svg": power.figure}
 
 
 def main() -> int:

@@ -134,6 +134,9 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             data=options.data,
             journal=folder / "journal",
             earlier=run.records,
+            settled=lambda block, pairs: rules.settled(
+                claim, info, list(run.records("perf")), options.policy, block, pairs
+            ),
         )
         try:
             _measure(run, setting, made, info.stages, watcher)

@@ -27,7 +27,9 @@ class Amounts:
     """How much a tier measures."""
 
     blocks: int
-    """Blocks of four sessions (ABBA or BAAB) in the perf stage."""
+    """Blocks of four sessions (ABBA or BAAB), two pairs each, in the perf stage."""
+    spare_blocks: int
+    """Further blocks, measured only for cells of which a pair was excluded."""
     window_steps: int
     """Decode steps recorded per cell and session."""
     seeds: int
@@ -43,15 +45,17 @@ class Amounts:
 
 
 TIERS: Mapping[Tier, Amounts] = {
-    Tier.SMOKE: Amounts(2, 24, 6, 300, 16, 128, 6),
-    Tier.STANDARD: Amounts(4, 64, 10, 300, 64, 128, 300),
-    Tier.FULL: Amounts(6, 256, 10, 3000, 256, 128, 3000),
+    Tier.SMOKE: Amounts(2, 1, 24, 6, 300, 16, 128, 6),
+    Tier.STANDARD: Amounts(4, 1, 64, 10, 300, 64, 128, 300),
+    Tier.FULL: Amounts(6, 2, 256, 10, 3000, 256, 128, 3000),
 }
 
 # Seconds per unit on a two-core machine with the real engine; refined by what a run measures.
 BOOT_S = {"vllm": 16.0, "fake": 0.4}
 PREFILL_TOKENS_PER_S = {"vllm": 5000.0, "fake": 1e9}
 STEP_S = {"vllm": 0.03, "fake": 1e-4}
+SPARE_S = 0.1
+"""A spare block is expected to have nothing to measure."""
 OP_S = {"vllm": 0.01, "fake": 0.002}
 
 
@@ -158,16 +162,21 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
         for arm in ("base", "candidate"):
             add("evals", f"{name}-{arm}", boot + external.samples * external.answer_tokens * step,
                 arm=arm, external=name)  # fmt: skip
-    session = boot + sum(
-        cell.batch * cell.context_tokens / prefill
-        + amounts.window_steps * step * (1 + cell.batch / 32)
-        for cell in cells
-    )
-    for block, order in enumerate(orders(amounts.blocks, seed)):
-        for position, arm in enumerate(order):
-            add("perf", f"block{block}-{position}-{arm}", session,
-                block=block, position=position, arm=arm,
-                window_steps=amounts.window_steps)  # fmt: skip
+    blocks = amounts.blocks + amounts.spare_blocks
+    for turn, ranks in enumerate(sorted({cell.tensor_parallel_size for cell in cells})):
+        session = boot + sum(
+            cell.batch * cell.context_tokens / prefill
+            + amounts.window_steps * step * (1 + cell.batch / 32)
+            for cell in cells
+            if cell.tensor_parallel_size == ranks
+        )
+        for index, order in enumerate(orders(blocks, seed)):
+            for position, arm in enumerate(order):
+                block = turn * blocks + index
+                add("perf", f"block{block}-{position}-{arm}",
+                    session if index < amounts.blocks else SPARE_S,
+                    block=block, position=position, arm=arm, ranks=ranks,
+                    pairs=2 * amounts.blocks, window_steps=amounts.window_steps)  # fmt: skip
     return Plan(claim, target, tier, seed, amounts, cells, tuple(units))
 
 
@@ -192,9 +201,9 @@ def _check_room(target: Target, amounts: Amounts) -> None:
 
 
 def orders(blocks: int, seed: int) -> tuple[tuple[Arm, Arm, Arm, Arm], ...]:
-    """ABBA or BAAB per block, seeded; an even number of blocks is balanced."""
+    """ABBA or BAAB per block, seeded: one of each in every two blocks, wherever looking ends."""
     abba: tuple[Arm, Arm, Arm, Arm] = ("base", "candidate", "candidate", "base")
     baab: tuple[Arm, Arm, Arm, Arm] = ("candidate", "base", "base", "candidate")
-    chosen = [abba if index % 2 == 0 else baab for index in range(blocks)]
-    random.Random(seed).shuffle(chosen)
-    return tuple(chosen)
+    rng = random.Random(f"order/{seed}")
+    chosen = [order for _ in range(0, blocks, 2) for order in rng.sample((abba, baab), 2)]
+    return tuple(chosen[:blocks])

@@ -70,7 +70,7 @@ def _tables(found: Comparison) -> Iterator[tuple[str, Table]]:
         for item in found.speeds
     ]
     heads = ("Cell", "A", "Interval A", "B", "Interval B", "They overlap")
-    yield "Decode speed", table(heads, speeds, MOST_ROWS)
+    yield "Speed", table(heads, speeds, MOST_ROWS)
     changes = [
         (item.direction, item.rule, item.cell, item.before or ABSENT, item.after or ABSENT)
         for item in found.changes

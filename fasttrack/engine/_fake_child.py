@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fasttrack.engine import _fake_evidence
@@ -40,6 +40,7 @@ FAULTS = (
     *("patched_at_import", "patched_when_on", "patched_model", "registers_op", "sets_variable"),
     *("takes_architecture", "sets_flag", "leaves_hook", "changes_neighbour", "loads_a_test"),
     *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
+    *("warm_prefix", "hides_cached", "clamps_batch", "slow_start", "inflates_tokens"),
     *("fails_in_external_evals", "dies_in_external_evals", "ignores_temperature"),
     *("never_ends",),
 )
@@ -63,6 +64,8 @@ ISOLATION_FAULTS = {
     "patched_when_on": ("code", "engine.core:Scheduler.schedule", "planted"),
     "patched_model": ("objects", "engine.core:Engine.sampler", "planted.Sampler"),
 }
+SLOW_STEPS = 15
+"""Pure decode steps of a session in which the fault `slow_start` still compiles."""
 SWITCH = "decode_backend"
 BLOCK = 128
 STEP_S = 2e-3
@@ -72,6 +75,13 @@ BUDGET = 512
 
 class Backend:
     """State of one fake session."""
+
+    def __init__(self) -> None:
+        self.mark: Callable[[int], None] = lambda number: None
+
+    def marks(self, send: Callable[[int], None]) -> None:
+        """Tell marks of a call by `send`."""
+        self.mark = send
 
     def start(
         self,
@@ -102,8 +112,11 @@ class Backend:
         self._noise = float(options.get("noise_percent", 0.5)) / 100
         self._random = random.Random(f"{options.get('seed', 0)}/{session}")
         self._boot = 1 + self._random.gauss(0, self._noise)
+        ranks = self._target.engine_args.get("tensor_parallel_size")
+        self._ranks = int(ranks or self._target.tensor_parallel_size)
         self._budget = int(self._target.engine_args.get("max_num_batched_tokens", BUDGET))
         self._clock = 0.0
+        self._slow = SLOW_STEPS
         self._step = 0
         self._seen: set[tuple[int, ...]] = set()
         self._blocks = self._target.engine_args.get("num_gpu_blocks_override")
@@ -139,6 +152,7 @@ class Backend:
                 "max_model_len": self._target.max_model_len,
                 "max_num_batched_tokens": self._budget,
                 "prefix_caching": True,
+                "tensor_parallel_size": self._ranks,
                 "timer": "simulated",
             },
             prepared_batches=(1, 2, 4, 8, 16, 32, 64),
@@ -182,7 +196,10 @@ class Backend:
         return {"text": f"{extra}{said}<|assistant|>"}
 
     def generate(
-        self, requests: Sequence[dict[str, Any]], full_decode_steps: int | None
+        self,
+        requests: Sequence[dict[str, Any]],
+        full_decode_steps: int | None,
+        mark_after: int | None = None,
     ) -> dict[str, Any]:
         """One prefill phase under a token budget, then decode steps on a simulated clock."""
         if self._fault == "hang":
@@ -208,11 +225,17 @@ class Backend:
         for lane in lanes:
             lane.cached = self._cached(lane.request.prompt)
             lane.waiting = len(lane.request.prompt) - lane.cached
+            if self._fault == "warm_prefix":
+                lane.cached = (len(lane.request.prompt) - 1) // BLOCK * BLOCK
+            if self._fault == "hides_cached":
+                lane.waiting, lane.cached = 1, 0
             if self._fault == "cuts_prompts":
                 lane.waiting = 1 + lane.waiting // 2
         lanes[0].starved = self._fault == "never_ends" and self._session.startswith("evals")
         steps: list[EngineStep] = []
         path: list[PathStep] = []
+        emitted: list[int] = []
+        contexts: list[int] = []
         full = preempted = 0
         began = self._clock
         while full_decode_steps is None or full < full_decode_steps:
@@ -222,17 +245,24 @@ class Backend:
             preempted += self._preempt(here)
             decoding = [lane for lane in here if lane.waiting == 0 and lane.made > 0]
             decoding = [x for x in decoding if not x.starved or x.made < STARVED_TOKENS]
+            before = sum(lane.made for lane in here)
             prefill = self._prefill(here, self._budget - len(decoding))
             if not decoding and not prefill:
                 self._wait_for(ongoing, began)
                 break
+            if self._fault == "clamps_batch":
+                decoding = decoding[: max(1, len(lanes) // 2)]
             for lane in decoding:
                 lane.made += 1
             steps.append(self._engine_step(len(decoding), prefill))
             path.append(self._path_step(len(asked), len(decoding), prefill))
+            emitted.append(sum(lane.made for lane in here) - before)
+            contexts.append(sum(lane.length for lane in here))
             for lane in ongoing:
                 lane.given_up |= self._clock - began >= lane.limit_s and not lane.done
             full += len(decoding) == len(lanes) and prefill == 0
+            if full_decode_steps is not None and full in (mark_after, full_decode_steps):
+                self.mark(len(steps))
         made = iter([self._model.answer(lane) for lane in lanes])
         answers = []
         for request in asked:
@@ -247,6 +277,8 @@ class Backend:
             answers=tuple(answers),
             steps=tuple(steps),
             path=tuple(path),
+            emitted=tuple(emitted),
+            contexts=tuple(contexts),
             preemptions=preempted,
             draft_tokens=tokens if self._drafts else 0,
             left=self._left,
@@ -321,7 +353,10 @@ class Backend:
         pure = decode and not prefill
         duration = STEP_S * (1 + decode / 16) + prefill * PREFILL_TOKEN_S
         duration *= self._boot * (1 + abs(self._random.gauss(0, self._noise)))
-        duration /= self._speedup if pure else 1.0
+        if self._fault == "slow_start" and pure:
+            self._slow -= 1
+            duration *= 5.0 if self._slow > 0 else 1.0
+        duration /= (self._speedup if pure else 1.0) * self._ranks**0.5
         start, self._clock = self._clock, self._clock + duration
         return EngineStep(
             start_s=start, duration_s=duration, decode_tokens=decode, prefill_tokens=prefill
@@ -374,4 +409,5 @@ if __name__ == "__main__":
             "end": backend.end,
         },
         default_code="ENG-006",
+        marker=backend.marks,
     )

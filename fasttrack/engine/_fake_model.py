@@ -63,6 +63,11 @@ class Lane:
         return math.inf if limit is None else limit
 
     @property
+    def length(self) -> int:
+        """Tokens of context computed so far."""
+        return len(self.request.prompt) - self.waiting + self.made
+
+    @property
     def done(self) -> bool:
         """Whether it has all tokens it may have, or was given up."""
         if self.given_up:
@@ -117,6 +122,8 @@ class Model:
                 text = _structured(wanted)
                 drawn = [(ord(letter), 0) for letter in text]
             finish = "stop"
+        if self._fault == "inflates_tokens":
+            drawn = [*drawn, *drawn]
         ids = tuple(token for token, _ in drawn)
         told = sampling.logprobs is not None and self._fault != "no_logprobs"
         ranks = [rank for _, rank in drawn] if told else []

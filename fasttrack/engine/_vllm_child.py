@@ -17,7 +17,7 @@ import resource
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import distributions, entry_points
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,13 @@ NEIGHBOUR = {
 class Backend:
     """One vLLM engine in this process."""
 
+    def __init__(self) -> None:
+        self.mark: Callable[[int], None] = lambda number: None
+
+    def marks(self, send: Callable[[int], None]) -> None:
+        """Tell marks of a call by `send`."""
+        self.mark = send
+
     def start(
         self,
         session: str,
@@ -89,6 +96,7 @@ class Backend:
             raise _start_error(error) from error
         self._engine: Any = self._llm.llm_engine
         self._scheduled: list[tuple[int, int]] = []
+        self._contexts: list[int] = []
         self._drafted: list[int] = []
         self._seen: Counter[str] = Counter()
         self._watch_scheduler()
@@ -114,17 +122,21 @@ class Backend:
         return {"text": text}
 
     def generate(
-        self, requests: Sequence[dict[str, Any]], full_decode_steps: int | None
+        self,
+        requests: Sequence[dict[str, Any]],
+        full_decode_steps: int | None,
+        mark_after: int | None = None,
     ) -> dict[str, Any]:
         """Run requests together; see `Session.generate`."""
         asked = [Request.model_validate(request) for request in requests]
         names = [f"r{self._count + index}" for index in range(len(asked))]
         self._count += len(asked)
         self._scheduled.clear()
+        self._contexts.clear()
         self._drafted.clear()
         self._seen.clear()
         try:
-            answers, steps = self._run(names, asked, full_decode_steps)
+            answers, steps, emitted = self._run(names, asked, full_decode_steps, mark_after)
         except BaseException:
             # Requests beside a bad one, and their step log, must not reach the next call.
             with contextlib.suppress(Exception):
@@ -142,6 +154,8 @@ class Backend:
             left=sum(scheduler.get_request_counts()),
             cache_usage=scheduler.get_kv_cache_usage(),
             steps=tuple(steps),
+            emitted=tuple(emitted),
+            contexts=tuple(self._contexts[: len(steps)]),
             path=tuple(
                 PathStep.model_validate(entry)
                 for entry in evidence.get("log", ())
@@ -214,15 +228,20 @@ class Backend:
         return {"files": mapped(self._plugin.module if self._plugin else None)}
 
     def _run(
-        self, names: Sequence[str], asked: Sequence[Request], full_decode_steps: int | None
-    ) -> tuple[tuple[Answer, ...], list[EngineStep]]:
-        """Answers in order, and the engine's steps."""
+        self,
+        names: Sequence[str],
+        asked: Sequence[Request],
+        full_decode_steps: int | None,
+        mark_after: int | None,
+    ) -> tuple[tuple[Answer, ...], list[EngineStep], list[int]]:
+        """Answers in order, the engine's steps, and the tokens that each handed out."""
         found = {name: Collected(request) for name, request in zip(names, asked, strict=True)}
         coming = sorted(
             zip(names, asked, strict=True), key=lambda pair: pair[1].arrive_after, reverse=True
         )
         steps: list[EngineStep] = []
-        full = 0
+        emitted: list[int] = []
+        full = marked = 0
         began = CLOCK()
         while coming or self._engine.has_unfinished_requests():
             idle = not self._engine.has_unfinished_requests()
@@ -246,15 +265,21 @@ class Backend:
                     )
                 )
                 full += decode == len(asked) and prefill == 0
+            emitted += [0] * (len(steps) - len(emitted))
             for output in produced:
-                found[output.request_id].add(output)
+                # A step that only collects what was in flight has no entry of its own.
+                emitted[-1] += found[output.request_id].add(output)
             given_up = [name for name in names if found[name].due(CLOCK() - began)]
             if given_up:
                 self._engine.abort_request(given_up)
+            for wanted in (mark_after, full_decode_steps):
+                if wanted is not None and marked < wanted <= full:
+                    self.mark(len(steps))
+            marked = full
             if full_decode_steps is not None and full >= full_decode_steps:
                 self._drop([name for name in names if not found[name].finished])
                 break
-        return tuple(found[name].answer() for name in names), steps
+        return tuple(found[name].answer() for name in names), steps, emitted
 
     def _drop(self, names: Sequence[str]) -> None:
         """Abort requests, and run out what is in flight."""
@@ -359,6 +384,7 @@ class Backend:
                 if output.scheduled_spec_decode_tokens:
                     self._drafted.append(len(self._scheduled))
                 self._scheduled.append(_split(output, scheduler.requests))
+                self._contexts.append(_context(output))
             self._seen["preempted"] += len(output.preempted_req_ids or ())
             return output
 
@@ -441,6 +467,13 @@ def _split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
     return decode, prefill
 
 
+def _context(output: Any) -> int:
+    """Tokens of context over the rows of a scheduler output, after its step."""
+    before = sum(output.scheduled_cached_reqs.num_computed_tokens)
+    before += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
+    return int(before + output.total_num_scheduled_tokens)
+
+
 def _start_error(error: Exception) -> Coded:
     """Sort a start-up error by the names the plugin contract gives to them."""
     for cause in _causes(error):
@@ -488,4 +521,5 @@ if __name__ == "__main__":
             "end": backend.end,
         },
         default_code="ENG-006",
+        marker=backend.marks,
     )

@@ -105,12 +105,14 @@ class Collected:
         self._prompt: Sequence[Any] = ()
         self._given_up = False
 
-    def add(self, output: Any) -> None:
-        """Take in one `RequestOutput`."""
+    def add(self, output: Any) -> int:
+        """Take in one `RequestOutput`; the number of its new tokens."""
+        before = sum(len(sequence.token_ids) for sequence in self._sequences)
         self._cached = output.num_cached_tokens or self._cached
         self._prompt = output.prompt_logprobs or self._prompt
         for part in output.outputs:
             self._sequences[part.index].add(part, self._request.stream)
+        return sum(len(sequence.token_ids) for sequence in self._sequences) - before
 
     @property
     def finished(self) -> bool:

@@ -114,6 +114,13 @@ class Generation(Frozen):
     answers: tuple[Answer, ...]
     steps: tuple[EngineStep, ...]
     path: tuple[PathStep, ...]
+    emitted: tuple[int, ...] = ()
+    """Tokens handed out by each step."""
+    contexts: tuple[int, ...] = ()
+    """Tokens of context over the rows of each step, its own included."""
+    marks: tuple[tuple[int, float], ...] = ()
+    """(steps so far, the caller's monotonic clock) when the engine told of the window's begin and
+    end; set on this side of the channel."""
     drafted: tuple[int, ...] = ()
     """Indices of steps in which some row verified draft tokens, as the scheduler tells."""
     preemptions: int = 0
@@ -246,22 +253,31 @@ class Session:
         return _parsed(self._child, "chat", Rendered, answer).text
 
     def generate(
-        self, requests: Sequence[Request], *, full_decode_steps: int | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        full_decode_steps: int | None = None,
+        mark_after: int | None = None,
     ) -> Generation:
         """Run requests together until all finish.
 
         With `full_decode_steps`, stop instead as soon as that many steps have decoded exactly one
-        token for every request with no prefill beside them; answers are then partial.
+        token for every request with no prefill beside them; answers are then partial. The engine
+        tells after the first `mark_after` of them and after the last: see `Generation.marks`.
         Raises `RunError` ENG-003..006.
         """
+        marks: list[tuple[int, float]] = []
         limits = [r.abort_after_s + GRACE_S for r in requests if r.abort_after_s is not None]
         answer, _ = self._child.call(
             "generate",
             max([self._timeout_s, *limits]),
+            marks=marks,
             requests=[request.json_value() for request in requests],
             full_decode_steps=full_decode_steps,
+            mark_after=mark_after,
         )
-        return _parsed(self._child, "generate", Generation, answer)
+        made = _parsed(self._child, "generate", Generation, answer)
+        return made.model_copy(update={"marks": tuple(marks)})
 
     def inspect(self) -> Inspection:
         """What the process consists of now; call it after the engine has worked."""

@@ -29,6 +29,7 @@ from fasttrack.errors import EnvironmentUnmet, FasttrackError, RunError, UsageEr
 
 MAX_HEADER = 64 * 2**20
 MAX_BLOBS = 2**30
+MAX_MARKS = 2
 LOG_TAIL_LINES = 12
 LAST_BREATH_S = 10.0
 """How long a child that closed its channel may take to end, so that its status can be told."""
@@ -151,9 +152,17 @@ class Child:
         self._channel = Channel(ours, nonce=secrets.token_hex(16))
 
     def call(
-        self, call: str, timeout_s: float, blobs: Sequence[bytes] = (), **arguments: Any
+        self,
+        call: str,
+        timeout_s: float,
+        blobs: Sequence[bytes] = (),
+        marks: list[tuple[int, float]] | None = None,
+        **arguments: Any,
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Ask the child for `call` and wait for the answer.
+
+        Into `marks` go the numbers that the child sends before its answer, each with this
+        process's monotonic clock when it came.
 
         Raises `RunError` ENG-003 (killed), ENG-004 (no answer in `timeout_s`), ENG-005 (protocol)
         or the coded error the child reported. The child is dead after the first three.
@@ -162,6 +171,9 @@ class Child:
         try:
             self._channel.send({"call": call, "arguments": arguments}, blobs, deadline)
             answer, data = self._channel.receive(deadline)
+            while set(answer) == {"mark"} and marks is not None and len(marks) < MAX_MARKS:
+                marks.append((int(answer["mark"]), time.monotonic()))
+                answer, data = self._channel.receive(deadline)
         except TimeoutError:
             self.kill()
             raise self._error(
@@ -169,7 +181,7 @@ class Child:
             ) from None
         except ChannelClosed:
             raise self._died(call) from None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise self.malformed(call, error) from None
         fault = answer.get("error")
         if fault is None:

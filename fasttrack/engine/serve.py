@@ -26,9 +26,18 @@ class Coded(Exception):
         self.code = code
 
 
-def serve(handlers: Mapping[str, Handler], default_code: str) -> None:
-    """Answer calls by name. `default_code` marks errors that carry no code of their own."""
+def serve(
+    handlers: Mapping[str, Handler],
+    default_code: str,
+    marker: Callable[[Callable[[int], None]], None] | None = None,
+) -> None:
+    """Answer calls by name. `default_code` marks errors that carry no code of their own.
+
+    `marker` is given the function that sends a mark to the parent in the middle of a call.
+    """
     channel = connect()
+    if marker is not None:
+        marker(lambda number: channel.send({"mark": number}))
     try:
         while True:
             frame, blobs = channel.receive()

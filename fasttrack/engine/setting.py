@@ -57,6 +57,9 @@ class Setting:
     """Reference of the protected branch; None: as CI says, else the default branch."""
     data: Mapping[str, Path] = field(default_factory=dict)
     """Files of external evals that lie elsewhere on this machine than the claim says, by eval."""
+    settled: Callable[[int, int], frozenset[str]] = lambda block, pairs: frozenset()
+    """Perf cells of which the rule needs no further block, by the blocks before this one and the
+    number of valid pairs that are planned."""
     journal: Path | None = None
     """Folder for what a unit wants to keep of itself should it be interrupted."""
 

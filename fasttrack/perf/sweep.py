@@ -1,21 +1,20 @@
 """Stage 6: one engine session of one arm, through every cell of the grid.
 
-A cell: `batch` distinct prompts of exactly `context_tokens` tokens are submitted together; the
-session decodes until enough steps have run in which every lane decoded and nothing was prefilled.
-All steps are kept; the rule cuts the window.
+What a cell asks is in `traffic`. All steps are kept; the rule cuts the window. Cells that earlier
+blocks have settled are left out: a unit without cells boots nothing.
 """
 
 from __future__ import annotations
 
-import math
+import random
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
-from fasttrack.engine.base import Request, Sampling, Session
-from fasttrack.engine.setting import Setting, path_record
-from fasttrack.perf import monitors, prompts
+from fasttrack.engine.base import Generation, Session
+from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
+from fasttrack.perf import monitors, prompts, traffic
 from fasttrack.perf.window import WARM_UP_STEPS
 from fasttrack.schema import Arm, Cell, MonitorRecord, Record, SampleRecord
 
@@ -26,16 +25,15 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """Measure all cells in one boot."""
     arm: Arm = spec["arm"]
     name = f"perf-b{spec['block']}-{spec['position']}-{arm}"
-    cells = [
-        cell
-        for cell in setting.claim.cells(setting.target_name)
-        if not setting.cell or fnmatch(cell.id, setting.cell)
-    ]
+    ranks = spec["ranks"]
+    same = ranks == setting.target.tensor_parallel_size
+    variant = AS_TARGETED if same else Variant(f"tp{ranks}", {"tensor_parallel_size": ranks})
+    cells = _cells(setting, spec)
     if not cells:
         return []
     records: list[Record] = []
     before = monitors.snapshot()
-    with setting.session("perf", name, arm, records) as session:
+    with setting.session("perf", name, arm, records, variant) as session:
         longest = max(cell.context_tokens for cell in cells)
         corpus = session.encode([prompts.corpus(setting.seed, 8 * longest)])[0]
         for index, cell in enumerate(cells):
@@ -49,6 +47,22 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     return records
 
 
+def _cells(setting: Setting, spec: Mapping[str, Any]) -> list[Cell]:
+    """What this block still has to measure, in an order of its own that its sessions share."""
+    block = spec["block"]
+    done = setting.settled(block, spec["pairs"]) if block else frozenset()
+    cells = [
+        cell
+        for cell in setting.claim.cells(setting.target_name)
+        if cell.tensor_parallel_size == spec["ranks"]
+        and cell.id not in done
+        and not setting.target.grid.unsupported_because(cell.id)
+        and (not setting.cell or fnmatch(cell.id, setting.cell))
+    ]
+    random.Random(f"cells/{setting.seed}/{block}").shuffle(cells)
+    return cells
+
+
 def _cell(
     setting: Setting,
     session: Session,
@@ -58,51 +72,67 @@ def _cell(
     corpus: Sequence[int],
     spec: Mapping[str, Any],
 ) -> list[Record]:
-    asked = _requests(setting, session, cell, corpus, spec)
+    budget = session.info.fingerprint.get("max_num_batched_tokens")
+    work = traffic.Work(
+        cell=cell,
+        window_steps=spec["window_steps"],
+        budget=budget if isinstance(budget, int) else DEFAULT_BUDGET,
+        room=setting.target.max_model_len - cell.context_tokens,
+    )
+    asked = _prompts(setting, session, cell, corpus, work.prompts)
+    made = []
     start = time.monotonic()
-    made = session.generate(asked, full_decode_steps=spec["window_steps"] + WARM_UP_STEPS)
+    for call in traffic.calls(work, asked):
+        made.append(
+            session.generate(
+                call.requests,
+                full_decode_steps=call.full_decode_steps,
+                mark_after=WARM_UP_STEPS if call.full_decode_steps else None,
+            )
+        )
+    whole = joined(made)
     sample = SampleRecord(
         cell=cell.id,
         arm=arm,
         session=name,
         block=spec["block"],
         position=spec["position"],
-        planned_requests=cell.batch,
-        completed_requests=len(made.answers),
-        prompt_tokens=sum(len(request.prompt) for request in asked),
-        cached_tokens=sum(answer.cached_tokens for answer in made.answers),
-        output_tokens=sum(len(answer.token_ids) for answer in made.answers),
+        planned_requests=len(asked),
+        completed_requests=len(whole.answers),
+        prompt_tokens=sum(map(len, asked)),
+        cached_tokens=sum(answer.cached_tokens for answer in whole.answers),
+        output_tokens=sum(len(answer.token_ids) for answer in whole.answers),
         call_s=time.monotonic() - start,
-        steps=made.steps,
+        marks=whole.marks,
+        steps=whole.steps,
+        emitted=whole.emitted,
+        contexts=whole.contexts,
     )
-    return [sample, path_record("perf", name, arm, cell.id, made)]
+    return [sample, path_record("perf", name, arm, cell.id, whole)]
 
 
-def _requests(
-    setting: Setting,
-    session: Session,
-    cell: Cell,
-    corpus: Sequence[int],
-    spec: Mapping[str, Any],
-) -> list[Request]:
-    """Distinct prompts of exactly the cell's length, with room to wait for the last prefill."""
-    budget = session.info.fingerprint.get("max_num_batched_tokens")
-    budget = int(budget) if isinstance(budget, int) else DEFAULT_BUDGET
-    prefill_steps = math.ceil(cell.batch * cell.context_tokens / budget)
-    sampling = Sampling(
-        max_tokens=min(
-            prefill_steps + spec["window_steps"] + WARM_UP_STEPS + 4,
-            setting.target.max_model_len - cell.context_tokens,
-        )
+def joined(parts: Sequence[Generation]) -> Generation:
+    """Calls that follow each other as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Generation(
+        answers=tuple(answer for part in parts for answer in part.answers),
+        steps=tuple(step for part in parts for step in part.steps),
+        # The engine may run a last step that nobody waited for.
+        path=tuple(step for part in parts for step in part.path[: len(part.steps)]),
+        emitted=tuple(count for part in parts for count in part.emitted),
+        contexts=tuple(count for part in parts for count in part.contexts),
     )
-    heads = session.encode(
-        [prompts.header(setting.seed, cell.id, index) for index in range(cell.batch)]
-    )
+
+
+def _prompts(
+    setting: Setting, session: Session, cell: Cell, corpus: Sequence[int], count: int
+) -> list[tuple[int, ...]]:
+    """Distinct prompts of exactly the cell's length."""
+    heads = session.encode([prompts.header(setting.seed, cell.id, index) for index in range(count)])
     length = cell.context_tokens
     made = []
     for index, head in enumerate(heads):
         offset = (index * 97) % max(1, len(corpus) - length)
-        made.append(
-            Request(prompt=(*head, *corpus[offset : offset + length])[:length], sampling=sampling)
-        )
+        made.append((*head, *corpus[offset : offset + length])[:length])
     return made

@@ -7,7 +7,7 @@ stand beside every estimate. Read by `build`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report.model import (
@@ -15,6 +15,7 @@ from fasttrack.report.model import (
     Forest,
     Mark,
     Section,
+    Table,
     clean,
     interval,
     noise,
@@ -29,44 +30,89 @@ from fasttrack.schema.verdict import GOOD
 
 MOST_ROWS = 80
 MOST_REASONS = 4
+WORKLOADS = {
+    "decode": "decode: every lane decodes, nothing is prefilled; time per output token.",
+    "prefill": "prefill: prompts alone, nothing is decoded; time per prompt token.",
+    "mixed": "mixed: every lane decodes while prompts come and go; time per output token.",
+}
+"""Kinds of work that are never added up."""
 K = 1024
 
 
 def speed(bundle: Bundle) -> Section:
-    """Speed-up per cell of the grid: batch x context, with interval, floor and state."""
+    """Speed-up per cell of the grid, a table per workload, and tokens/s by parallelism."""
     verdicts = {v.cell: v for v in _of(bundle, "speed")}
     cells = bundle.claim.cells(bundle.run.target)
     if not verdicts:
         told = f"None of the {len(cells)} cells of the grid was measured."
-        return Section("Decode speed", (told,), brief=True)
-    level = f"{100 * (1 - 2 * bundle.policy.speed.level):.0f}% interval"
-    rows: list[tuple[object, ...]] = []
+        return Section("Speed", (told,), brief=True)
+    level = f"{100 * (1 - 2 * bundle.policy.speed.look_level):.3g}% interval"
+    rows: dict[str, list[tuple[object, ...]]] = defaultdict(list)
     marks = []
+    found = {cell.id: verdicts.pop(cell.id, None) for cell in cells}
     for cell in cells:
-        v = verdicts.pop(cell.id, None)
+        v = found[cell.id]
         marks.append(_mark(cell, v))
         said: tuple[object, ...] = ("-", "-", State.MISSING.value, "-", 0, "")
         if v is not None:
             said = (times(v.estimate), interval(v), v.state.value, noise(v), v.n, v.detail)
-        rows.append((cell.batch, cell.context_tokens, *said))
-    columns = ("Batch", "Context", "Speed-up", level, "State", "Noise floor", "Pairs", DETAIL)
+        ranks = (cell.tensor_parallel_size,) if _several_sizes(cells) else ()
+        rows[cell.workload].append((*ranks, cell.batch, cell.context_tokens, *said))
+    size = ("TP",) if _several_sizes(cells) else ()
+    columns = (
+        *size,
+        "Batch",
+        "Context",
+        "Speed-up",
+        level,
+        "State",
+        "Noise floor",
+        "Pairs",
+        DETAIL,
+    )
     notes = [
-        "Decode only: stock time per output token divided by the specialised path's, paired over "
-        "engine boots. Above 1x is faster; a gain inside the noise floor is none.",
+        "Stock time divided by the specialised path's, paired over engine boots. Above 1x is "
+        "faster; a gain inside the noise floor is none.",
+        *(WORKLOADS[workload] for workload in rows),
         *(f"{v.cell}: {v.state.value}. {v.detail}" for v in verdicts.values()),
     ]
     forest = Forest(
         f"Speed-up over stock with its {level}", "batch \u00d7 context", "faster", "slower",
         tuple(marks[:MOST_ROWS]),
     )  # fmt: skip
-    shown = table(columns, rows, MOST_ROWS)
-    return Section("Decode speed", _clean(notes), (shown,), figure=forest, brief=True)
+    shown = [table(columns, of_one, MOST_ROWS) for of_one in rows.values()]
+    shown.append(_throughput(cells, found))
+    return Section("Speed", _clean(notes), tuple(shown), figure=forest, brief=True)
+
+
+def _several_sizes(cells: Sequence[Cell]) -> bool:
+    return len({cell.tensor_parallel_size for cell in cells}) > 1
+
+
+def _throughput(cells: Sequence[Cell], found: Mapping[str, Verdict | None]) -> Table:
+    """Tokens per second of both arms and the speed-up, side by side per size of parallelism."""
+    sizes = sorted({cell.tensor_parallel_size for cell in cells})
+    rows: dict[tuple[object, ...], list[object]] = {}
+    for cell in cells:
+        v = found[cell.id]
+        said: list[object] = ["-", "-", "-"]
+        if v is not None and v.base_ms and v.candidate_ms:
+            tokens = 1 if cell.workload == "prefill" else cell.batch
+            per_s = [tokens * 1000 / ms for ms in (v.base_ms, v.candidate_ms)]
+            said = [*(f"{value:,.0f}" for value in per_s), times(v.estimate)]
+        key = (cell.workload, cell.context_tokens, cell.batch)
+        rows.setdefault(key, []).extend(said)
+    heads = [f"{what} TP{size}" for size in sizes for what in ("Stock tok/s", "Tok/s", "Speed-up")]
+    shown = [(*key, *said) for key, said in rows.items()]
+    return table(("Workload", "Context", "Batch", *heads), shown, MOST_ROWS)
 
 
 def _mark(cell: Cell, verdict: Verdict | None) -> Mark:
     context = cell.context_tokens
     size = f"{context // K}k" if context >= K and context % K == 0 else str(context)
-    label = clean(f"{cell.batch} \u00d7 {size}", 24)
+    kind = "" if cell.workload == "decode" else f" {cell.workload}"
+    ranks = f" TP{cell.tensor_parallel_size}" if cell.tensor_parallel_size > 1 else ""
+    label = clean(f"{cell.batch} \u00d7 {size}{kind}{ranks}", 24)
     if verdict is None:
         return Mark(label, State.MISSING.value)
     return Mark(

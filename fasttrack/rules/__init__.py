@@ -20,7 +20,17 @@ from fasttrack.rules import (
     speed,
 )
 from fasttrack.rules.base import Case, Rule, missing
-from fasttrack.schema import Claim, Outcome, Policy, Record, RunInfo, State, Tier, Verdict
+from fasttrack.schema import (
+    Claim,
+    Outcome,
+    Policy,
+    Record,
+    RunInfo,
+    SampleRecord,
+    State,
+    Tier,
+    Verdict,
+)
 from fasttrack.schema.record import STAGES
 from fasttrack.schema.verdict import BAD, GOOD
 
@@ -56,6 +66,14 @@ def decide(
         if len(verdicts) == before:
             verdicts.append(missing("stages", stage, case, stage))
     return tuple(verdicts), outcome(case, verdicts)
+
+
+def settled(
+    claim: Claim, run: RunInfo, records: Sequence[Record], policy: Policy, block: int, pairs: int
+) -> frozenset[str]:
+    """Perf cells about which blocks from this one on could say no more; see `speed.settled`."""
+    before = tuple(r for r in records if not isinstance(r, SampleRecord) or r.block < block)
+    return speed.settled(Case(claim=claim, run=run, policy=policy, all_records=before), pairs)
 
 
 def outcome(case: Case, verdicts: Sequence[Verdict]) -> Outcome:

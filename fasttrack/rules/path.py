@@ -179,7 +179,11 @@ def _expected(case: Case, stage: str) -> set[str]:
             for record in case.records(ItemRecord)
             if record.arm == "candidate"
         }
-    return {record.cell for record in case.records(SampleRecord) if record.arm == "candidate"}
+    return {
+        record.cell
+        for record in case.records(SampleRecord)
+        if record.arm == "candidate" and not record.cell.startswith("prefill/")
+    }
 
 
 def mismatch(record: PathRecord) -> str:

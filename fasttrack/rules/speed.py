@@ -2,128 +2,223 @@
 
 Unit of replication: a pair of engine boots. Within a block of four (A B B A) the pairs are
 (first, second) and (fourth, third), so linear drift cancels between them. A session's value is the
-median step time of its steady window.
+median step time of its steady window. When pairs are looked at is in `looks`, which samples count
+in `validity`. The sentence is an intersection-union test: it holds exactly when each of its cells
+does, so its own level needs no further correction (Berger, Technometrics 24, 1982).
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from fasttrack import stats
-from fasttrack.perf.window import decode_window
+from fasttrack.perf.window import cost_s, window
+from fasttrack.rules import looks
 from fasttrack.rules.base import Case, Rule
-from fasttrack.rules.validity import clock_problem, engine_problem, exercised, sample_problem
-from fasttrack.schema import Cell, PathRecord, SampleRecord, Sentence, State, Verdict
+from fasttrack.rules.looks import Look, Pair
+from fasttrack.rules.validity import engine_problem, exercised, problem_of
+from fasttrack.schema import (
+    ARMS,
+    Cell,
+    PathRecord,
+    SampleRecord,
+    Sentence,
+    State,
+    Verdict,
+)
+from fasttrack.schema.claim import Speed
 
 
 def judge(case: Case) -> Iterator[Verdict]:
     """One verdict per planned cell, then the sentence."""
-    problem = engine_problem(case)
-    planned = [cell for cell in case.claim.cells(case.run.target) if case.wants(cell.id)]
-    cells = [(cell, _cell(case, cell, problem)) for cell in planned]
+    cells = [(seen.cell, _verdict_of(case, seen)) for seen in _look_at(case)]
     yield from (verdict for _, verdict in cells)
     if cells:
         yield _sentence(case, cells)
 
 
-def _cell(case: Case, cell: Cell, problem: str) -> Verdict:
-    samples = [s for s in case.records(SampleRecord) if s.cell == cell.id]
+def settled(case: Case, pairs: int) -> frozenset[str]:
+    """Cells that need no further block: decided at a planned look, or with `pairs` valid ones.
+
+    So says the sweep, before each block, of the blocks that were measured; what it leaves out the
+    rule would not look at either.
+    """
+    return frozenset(
+        seen.cell.id
+        for seen in _look_at(case)
+        if seen.state in (State.NOT_EXERCISED, State.UNSUPPORTED)
+        or len(seen.pairs) >= pairs
+        or (seen.look is not None and seen.look.settled)
+    )
+
+
+COSTS = {
+    "decode": "TPOT",
+    "prefill": "time per prompt token",
+    "mixed": "TPOT beside prefill",
+}
+"""What is compared in each workload; times of different workloads are never added."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Everything known of one cell. `state` is set where no speed can be told."""
+
+    cell: Cell
+    samples: Sequence[SampleRecord] = ()
+    state: State | None = None
+    reason: str = ""
+    detail: str = ""
+    pairs: Sequence[Pair] = ()
+    look: Look | None = None
+
+
+def _look_at(case: Case) -> list[_Seen]:
+    """The planned cells that the run was to measure, each with its last look."""
+    problem = engine_problem(case)
+    by_cell: dict[str, list[SampleRecord]] = defaultdict(list)
+    for sample in case.records(SampleRecord):
+        by_cell[sample.cell].append(sample)
+    found = [
+        _validated(case, cell, by_cell[cell.id], problem)
+        for cell in case.claim.cells(case.run.target)
+        if case.wants(cell.id)
+    ]
+    noise = _noise(found)
+    return [
+        replace(
+            seen,
+            look=looks.decide(
+                seen.pairs,
+                noise[seen.cell.noise_class],
+                case.policy.speed,
+                claimed_faster(case.claim.speed, seen.cell),
+            ),
+        )
+        for seen in found
+    ]
+
+
+def _validated(case: Case, cell: Cell, samples: Sequence[SampleRecord], problem: str) -> _Seen:
+    """Which samples count, decided before any duration is read."""
+    declared = case.target.grid.unsupported_because(cell.id)
+    if declared:
+        return _Seen(cell, (), State.UNSUPPORTED, "SPD-UNSUPPORTED", declared)
     if not samples:
-        return _verdict(case, cell, State.MISSING, "NO-RECORDS", "no session measured this cell")
+        return _Seen(cell, (), State.MISSING, "NO-RECORDS", "no session measured this cell")
     if problem:
-        return _verdict(case, cell, State.INVALID, "VAL-ENGINE", problem)
+        return _Seen(cell, (), State.INVALID, "VAL-ENGINE", problem)
     paths = [p for p in case.records(PathRecord) if p.stage == "perf" and p.arm == "candidate"]
     unused = [s for s in samples if s.arm == "candidate" and not exercised(s, cell, paths)]
     if unused:
         detail = f"session {unused[0].session} did not run the specialised path in its window"
-        return _verdict(case, cell, State.NOT_EXERCISED, "PATH-NONE", detail)
-    clocks = {s.session: clock_problem(s, case) for s in samples}
-    problems = {s.session: sample_problem(s, cell) or clocks[s.session] for s in samples}
-    excluded = sorted(f"{session}: {why}" for session, why in problems.items() if why)
+        return _Seen(cell, (), State.NOT_EXERCISED, "PATH-NONE", detail)
+    problems = {s.session: problem_of(s, cell, case) for s in samples}
+    excluded = sorted(f"{session}: {why}" for session, (_, why) in problems.items() if why)
+    valid = [s for s in samples if not problems[s.session][0]]
+    pairs = _pairs(valid, cell)
     if len(excluded) > case.policy.speed.max_excluded_share * len(samples):
-        reason = "VAL-CLOCK" if any(clocks.values()) else "VAL-TOKENS"
-        return _verdict(case, cell, State.INVALID, reason, "; ".join(excluded[:3]))
-    valid = [s for s in samples if not problems[s.session]]
-    return _decide(case, cell, valid, excluded)
+        reason = Counter(reason for reason, _ in problems.values() if reason).most_common(1)[0][0]
+        return _Seen(cell, valid, State.INVALID, reason, "; ".join(excluded[:3]), pairs)
+    return _Seen(cell, valid, None, "", "; ".join(excluded), pairs)
 
 
-def _decide(
-    case: Case, cell: Cell, samples: Sequence[SampleRecord], excluded: Sequence[str]
-) -> Verdict:
-    policy = case.policy.speed
-    logs = _pair_logs(samples, cell)
-    timed = [(sample, step_seconds(sample, cell)) for sample in samples]
-    base = _base_differences(timed)
-    if len(logs) < policy.min_pairs or not base:
-        detail = f"{len(logs)} valid pairs of {policy.min_pairs}"
-        return _verdict(case, cell, State.INCONCLUSIVE, "SPD-PAIRS", detail)
-    interval = stats.t_interval(logs, policy.level)
-    least = math.log1p(policy.min_floor_percent / 100)
-    floor = max(least, stats.noise_floor(base, len(logs), policy.level))
-    # The margin alone: a loud machine must not turn "cannot tell" into "no difference".
-    same = math.log1p(policy.equivalence_margin_percent / 100)
-    if interval.lower > floor:
-        state, reason = State.FASTER, "SPD-FASTER"
-    elif interval.upper < -floor:
-        state, reason = State.SLOWER, "SPD-SLOWER"
-    elif -same < interval.lower and interval.upper < same:
-        state, reason = State.EQUIVALENT, "SPD-EQUIVALENT"
-    else:
-        state, reason = State.INCONCLUSIVE, "SPD-NOISE"
+def _verdict_of(case: Case, seen: _Seen) -> Verdict:
+    if seen.state is not None:
+        return _verdict(case, seen.cell, seen.state, seen.reason, seen.detail)
+    look = seen.look
+    looks_planned = case.policy.speed.look_pairs
+    if look is None:
+        detail = f"{len(seen.pairs)} valid pairs of {looks_planned[0]}"
+        if seen.detail:
+            detail += f"; excluded {seen.detail}"
+        return _verdict(case, seen.cell, State.INCONCLUSIVE, "SPD-PAIRS", detail)
+    used = seen.pairs[look.interval.n - 1].block
     times = {
-        arm: stats.median([seconds for sample, seconds in timed if sample.arm == arm]) * 1e3
-        for arm in ("base", "candidate")
+        arm: stats.median(
+            [cost_s(s.steps, seen.cell) for s in seen.samples if s.arm == arm and s.block <= used]
+        )
+        * 1e3
+        for arm in ARMS
     }
-    detail = f"TPOT {times['base']:.3g} -> {times['candidate']:.3g} ms"
-    if excluded:
-        detail += f"; excluded {'; '.join(excluded)}"
+    detail = (
+        f"{COSTS[seen.cell.workload]} {times['base']:.3g} -> {times['candidate']:.3g} ms, look "
+        f"{look.number} of {len(looks_planned)}{_achieved(seen)}"
+    )
+    if seen.detail:
+        detail += f"; excluded {seen.detail}"
     return Verdict(
         rule="speed",
-        cell=cell.id,
-        state=state,
-        reason=reason,
+        cell=seen.cell.id,
+        state=look.state,
+        reason=look.reason,
         detail=detail,
         deciding=False,
-        estimate=math.exp(interval.estimate),
-        lower=math.exp(interval.lower),
-        upper=math.exp(interval.upper),
+        estimate=math.exp(look.interval.estimate),
+        lower=math.exp(look.interval.lower),
+        upper=math.exp(look.interval.upper),
         unit="x",
-        n=interval.n,
-        floor=math.exp(floor),
-        next=case.reproduce("perf", cell.id),
+        n=look.interval.n,
+        floor=math.exp(look.floor),
+        base_ms=times["base"],
+        candidate_ms=times["candidate"],
+        next=case.reproduce("perf", seen.cell.id),
     )
 
 
-def step_seconds(sample: SampleRecord, cell: Cell) -> float:
-    """Median duration of the steady steps, seconds."""
-    window = decode_window(sample.steps, cell.batch)
-    return stats.median([step.duration_s for step in sample.steps[window.start : window.stop]])
+def _achieved(seen: _Seen) -> str:
+    """Rows and context of the steps that counted, beside the label."""
+    if seen.cell.workload == "prefill":
+        return ""
+    rows: list[int] = []
+    contexts: list[float] = []
+    for sample in seen.samples:
+        chosen = window(sample.steps, seen.cell)
+        rows += [step.decode_tokens for step in sample.steps[chosen.start : chosen.stop]]
+        told = sample.contexts[chosen.start : chosen.stop]
+        contexts += [context / seen.cell.batch for context in (told[0], told[-1])]
+    text = f"; achieved batch {min(rows)}" + (f"-{max(rows)}" if min(rows) < max(rows) else "")
+    if seen.cell.workload == "decode":
+        text += f", context {min(contexts):.0f}-{max(contexts):.0f}"
+    return text
 
 
-def _base_differences(timed: Sequence[tuple[SampleRecord, float]]) -> list[float]:
-    """ln(first / second) of the two base boots of each block that has both."""
-    blocks: dict[int, list[float]] = defaultdict(list)
-    for sample, seconds in sorted(timed, key=lambda item: item[0].position):
-        if sample.arm == "base":
-            blocks[sample.block].append(math.log(seconds))
-    return [boots[0] - boots[1] for _, boots in sorted(blocks.items()) if len(boots) == 2]
+def _noise(found: Sequence[_Seen]) -> dict[str, dict[int, float]]:
+    """Per class and block: root mean square of ln(first / second) of the block's base boots.
+
+    Cells of a class share their boots, so their differences within a block count as one.
+    """
+    squares: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for seen in found:
+        blocks: dict[int, list[float]] = defaultdict(list)
+        for sample in sorted(seen.samples, key=lambda sample: sample.position):
+            if sample.arm == "base":
+                blocks[sample.block].append(math.log(cost_s(sample.steps, seen.cell)))
+        for block, boots in blocks.items():
+            if len(boots) == 2:
+                squares[seen.cell.noise_class][block].append((boots[0] - boots[1]) ** 2)
+    made: dict[str, dict[int, float]] = {seen.cell.noise_class: {} for seen in found}
+    for name, by_block in squares.items():
+        made[name] = {block: math.sqrt(stats.mean(all_)) for block, all_ in by_block.items()}
+    return made
 
 
-def _pair_logs(samples: Sequence[SampleRecord], cell: Cell) -> list[float]:
+def _pairs(samples: Sequence[SampleRecord], cell: Cell) -> list[Pair]:
     """ln(base / candidate) per pair: positions (0, 1) and (3, 2) of each block."""
     blocks: dict[int, dict[int, tuple[str, float]]] = defaultdict(dict)
     for sample in samples:
-        blocks[sample.block][sample.position] = (sample.arm, step_seconds(sample, cell))
-    logs = []
-    for _, members in sorted(blocks.items()):
+        blocks[sample.block][sample.position] = (sample.arm, cost_s(sample.steps, cell))
+    pairs = []
+    for block, members in sorted(blocks.items()):
         for outer, inner in ((0, 1), (3, 2)):
             if outer in members and inner in members:
                 by_arm = dict((members[outer], members[inner]))
                 if len(by_arm) == 2:
-                    logs.append(math.log(by_arm["base"] / by_arm["candidate"]))
-    return logs
+                    pairs.append(Pair(block, math.log(by_arm["base"] / by_arm["candidate"])))
+    return pairs
 
 
 def _verdict(case: Case, cell: Cell, state: State, reason: str, detail: str) -> Verdict:
@@ -138,20 +233,24 @@ def _verdict(case: Case, cell: Cell, state: State, reason: str, detail: str) -> 
     )
 
 
+def claimed_faster(speed: Speed, cell: Cell) -> bool:
+    """Whether the sentence says of this cell that it is faster, and not only no slower."""
+    named = speed.sentence is Sentence.FASTER_EVERYWHERE or cell.batch in speed.faster_batches
+    return named and cell.workload in speed.faster_workloads
+
+
 def _sentence(case: Case, cells: Sequence[tuple[Cell, Verdict]]) -> Verdict:
     speed = case.claim.speed
     margin = 1 - speed.slower_margin_percent / 100
     holds: list[str] = []
     broken: list[str] = []
     open_: list[str] = []
-    for cell, verdict in cells:
-        must_be_faster = speed.sentence is Sentence.FASTER_EVERYWHERE or (
-            cell.batch in speed.faster_batches
-        )
+    supported = [(cell, v) for cell, v in cells if v.state is not State.UNSUPPORTED]
+    for cell, verdict in supported:
         if verdict.lower is None or verdict.upper is None:
             failed = verdict.state is State.NOT_EXERCISED
             (broken if failed else open_).append(f"{cell.id} {verdict.state}")
-        elif must_be_faster:
+        elif claimed_faster(speed, cell):
             if verdict.state is State.FASTER:
                 holds.append(cell.id)
             elif verdict.state in (State.SLOWER, State.EQUIVALENT):
@@ -170,13 +269,18 @@ def _sentence(case: Case, cells: Sequence[tuple[Cell, Verdict]]) -> Verdict:
         state = State.PASS
     named = ", ".join((broken or open_)[:6])
     words = speed.sentence.value.replace("_", " ")
+    if speed.sentence is not Sentence.SLOWER_NOWHERE:
+        words += f" ({', '.join(speed.faster_workloads)})"
+    count = f"{len(supported)} cells"
+    if len(supported) < len(cells):
+        count = f"{len(supported)} of {len(cells)} cells"
     return Verdict(
         rule="speed",
         cell="sentence",
         state=state,
         reason="OK" if state is State.PASS else "SPD-SENTENCE",
-        detail=f"'{words}' over {len(cells)} cells" + (f": {named}" if named else " holds"),
-        n=len(cells),
+        detail=f"'{words}' over {count}" + (f": {named}" if named else " holds" if holds else ""),
+        n=len(supported),
         next="" if state is State.PASS else case.reproduce("perf"),
     )
 

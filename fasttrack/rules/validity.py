@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fasttrack.perf.window import decode_window
+from fasttrack import stats
+from fasttrack.perf.window import PREFILL_ROUNDS, prefill_rounds, window
 from fasttrack.rules.base import Case
 from fasttrack.schema import Cell, PathRecord, SampleRecord, SessionRecord
 
 MIN_WINDOW_STEPS = 8
 LEAST_SHARE = 0.5
 """Of a call's time on the harness's clock that its engine steps must account for."""
+LEAST_WINDOW_SHARE = 0.75
+"""Of the window on the harness's clock that its steps must account for."""
+CLOCK_JITTER_S = 0.05
+"""How much later than its end the harness may learn of a window's begin."""
+MOST_DRIFT = 1.5
+"""Between the medians of the first and the last third of a steady window."""
 SIMULATED_ENGINE = "fake"
 """Its clock is simulated: nothing follows from comparing it with ours."""
 
@@ -39,23 +46,95 @@ def engine_problem(case: Case) -> str:
     return ""
 
 
+def problem_of(sample: SampleRecord, cell: Cell, case: Case) -> tuple[str, str]:
+    """(reason, why) a sample does not count; empty if it does."""
+    for reason, why in (
+        ("VAL-TOKENS", sample_problem(sample, cell)),
+        ("VAL-CLOCK", clock_problem(sample, cell, case)),
+        ("VAL-WARM", warmth_problem(sample, cell)),
+    ):
+        if why:
+            return reason, why
+    return "", ""
+
+
+def warmth_problem(sample: SampleRecord, cell: Cell) -> str:
+    """Why the window is no steady state; empty if it is.
+
+    An arm that still compiles, captures or tunes in its window pays in its first steps. The limit
+    is far beyond noise, and is the same for both arms.
+    """
+    if cell.workload != "decode":
+        return ""
+    chosen = window(sample.steps, cell)
+    durations = [step.duration_s for step in sample.steps[chosen.start : chosen.stop]]
+    third = len(durations) // 3
+    if third == 0:
+        return ""
+    first, last = stats.median(durations[:third]), stats.median(durations[-third:])
+    if not 1 / MOST_DRIFT <= last / first <= MOST_DRIFT:
+        return f"steps of {first * 1e3:.3g} ms early in the window, {last * 1e3:.3g} ms late"
+    return ""
+
+
 def sample_problem(sample: SampleRecord, cell: Cell) -> str:
     """Why a sample is not a measurement of its cell; empty if it is. Reads no duration."""
     if sample.completed_requests != sample.planned_requests:
         return f"{sample.completed_requests} of {sample.planned_requests} requests ran"
-    if sample.planned_requests != cell.batch:
-        return f"{sample.planned_requests} requests for batch {cell.batch}"
-    if sample.prompt_tokens != cell.batch * cell.context_tokens:
+    lanes = sample.planned_requests
+    asked = {"decode": lanes == cell.batch, "prefill": lanes == PREFILL_ROUNDS * cell.batch}
+    if not asked.get(cell.workload, lanes >= cell.batch + 2):
+        return f"{lanes} requests for batch {cell.batch}"
+    if sample.prompt_tokens != lanes * cell.context_tokens:
         return f"{sample.prompt_tokens} prompt tokens instead of the cell's"
     if sample.cached_tokens:
         return f"{sample.cached_tokens} prompt tokens came from the prefix cache"
-    window = decode_window(sample.steps, cell.batch)
-    if len(window) < MIN_WINDOW_STEPS:
-        return f"only {len(window)} steady decode steps"
+    return _window_problem(sample, cell) or _count_problem(sample, cell)
+
+
+def _window_problem(sample: SampleRecord, cell: Cell) -> str:
+    chosen = window(sample.steps, cell)
+    steps = sample.steps[chosen.start : chosen.stop]
+    if cell.workload == "prefill":
+        rounds = prefill_rounds(sample.steps, cell.batch * cell.context_tokens)
+        if len(rounds) != PREFILL_ROUNDS:
+            return f"{len(rounds)} of {PREFILL_ROUNDS} rounds of prefill"
+        decoded = sum(step.decode_tokens for step in steps)
+        return f"{decoded} tokens were decoded in the window" if decoded else ""
+    if len(chosen) < MIN_WINDOW_STEPS:
+        return f"only {len(chosen)} steady decode steps"
+    if cell.workload == "mixed":
+        short = sum(step.decode_tokens != cell.batch for step in steps)
+        with_prefill = sum(step.prefill_tokens > 0 for step in steps)
+        if short or not 0.2 * len(steps) <= with_prefill <= 0.8 * len(steps):
+            return f"{short} of {len(steps)} steps lack lanes, {with_prefill} prefill"
     return ""
 
 
-def clock_problem(sample: SampleRecord, case: Case) -> str:
+def _count_problem(sample: SampleRecord, cell: Cell) -> str:
+    """Tokens and contexts, recounted step by step."""
+    prefilled = sum(step.prefill_tokens for step in sample.steps)
+    if prefilled < sample.prompt_tokens:
+        return f"{prefilled} of {sample.prompt_tokens} prompt tokens were prefilled"
+    if not len(sample.emitted) == len(sample.contexts) == len(sample.steps):
+        return "the engine did not tell tokens and contexts of its steps"
+    if sample.output_tokens != sum(sample.emitted):
+        return f"{sample.output_tokens} tokens in answers, {sum(sample.emitted)} handed out"
+    chosen = window(sample.steps, cell)
+    computed = sum(step.decode_tokens for step in sample.steps[chosen.start : chosen.stop])
+    told = sum(sample.emitted[chosen.start : chosen.stop])
+    # Of an engine that schedules ahead, tokens come a step later than they were scheduled.
+    spare = cell.batch if cell.workload == "decode" else sample.planned_requests
+    if cell.workload != "prefill" and abs(told - computed) > spare:
+        return f"{told} tokens handed out by steps that decoded {computed}"
+    if cell.workload == "decode":
+        context = sample.contexts[chosen.start] / cell.batch
+        if context < cell.context_tokens:
+            return f"{context:.0f} tokens of context per lane instead of {cell.context_tokens}"
+    return ""
+
+
+def clock_problem(sample: SampleRecord, cell: Cell, case: Case) -> str:
     """Why the engine's step times cannot be believed; empty if they can.
 
     Steps are timed in the engine's process, where the optimization runs too. It could replace the
@@ -71,16 +150,31 @@ def clock_problem(sample: SampleRecord, case: Case) -> str:
     total = sum(spans.values())
     if not LEAST_SHARE * sample.call_s <= total <= 1.01 * sample.call_s:
         return f"steps of {total:.3g} s in a call of {sample.call_s:.3g} s"
+    return _marks_problem(sample) if cell.workload == "decode" else ""
+
+
+def _marks_problem(sample: SampleRecord) -> str:
+    """Whether the window took as long on the harness's clock as its steps did on the engine's."""
+    if len(sample.marks) != 2:
+        return "the harness's clock was not read around the window"
+    (first, began), (last, ended) = sample.marks
+    spans = {step.start_s: step.duration_s for step in sample.steps[first:last]}
+    took, total = ended - began, sum(spans.values())
+    if not LEAST_WINDOW_SHARE * took <= total <= 1.01 * took + CLOCK_JITTER_S:
+        return f"{last - first} steps of {total:.3g} s in {took:.3g} s of the harness's clock"
     return ""
 
 
 def exercised(sample: SampleRecord, cell: Cell, paths: Sequence[PathRecord]) -> bool:
-    """Whether every steady step of a candidate sample ran the specialised path."""
-    window = decode_window(sample.steps, cell.batch)
+    """Whether every pure decode step that counts, of a candidate, ran the specialised path."""
+    if cell.workload == "prefill":
+        return True
+    chosen = window(sample.steps, cell)
+    pure = [index for index in chosen if not sample.steps[index].prefill_tokens]
     for record in paths:
         if record.session == sample.session and record.cell == sample.cell:
             steps = list(record.steps)
-            return len(steps) >= window.stop and all(
-                steps[index].path == "specialised" for index in window
+            return len(steps) >= chosen.stop and all(
+                steps[index].path == "specialised" for index in pure
             )
     return False

@@ -127,16 +127,28 @@ class Plugin(Frozen):
     In the path stage the harness counts its calls and replaces its result by a constant."""
 
 
+Workload = Literal["decode", "prefill", "mixed"]
+"""Pure decode; prompts alone; decode with prompts that come and go beside it."""
+
+
 class Grid(Frozen):
     """Axes of the performance sweep; the cells are their product."""
 
     batch: tuple[Positive, ...] = Field(min_length=1)
     context_tokens: tuple[Positive, ...] = Field(min_length=1)
-    workload: tuple[Literal["decode"], ...] = ("decode",)
+    workload: tuple[Workload, ...] = Field(default=("decode",), min_length=1)
+    tensor_parallel_size: tuple[Positive, ...] = ()
+    """Sizes to measure; empty: the target's alone."""
+    unsupported: Mapping[str, str] = Field(default_factory=dict)
+    """Cells that are not claimed, as globs over their names, each with a sentence why."""
+
+    def unsupported_because(self, cell: str) -> str:
+        """Why a cell is not claimed; empty if it is."""
+        return next((why for name, why in self.unsupported.items() if fnmatchcase(cell, name)), "")
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Grid:
-        for name in ("batch", "context_tokens", "workload"):
+        for name in ("batch", "context_tokens", "workload", "tensor_parallel_size"):
             values = getattr(self, name)
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} names a value twice")
@@ -226,6 +238,8 @@ class Target(Frozen):
                 f"context_tokens {max(self.grid.context_tokens)} does not fit max_model_len "
                 f"{self.max_model_len}"
             )
+        if "mixed" in self.grid.workload and max(self.grid.batch) == self.max_num_seqs:
+            problems.append("mixed needs a sequence beside the batch: raise max_num_seqs")
         if problems:
             raise ValueError("impossible grid: " + "; ".join(problems))
         return self
@@ -234,14 +248,22 @@ class Target(Frozen):
 class Cell(Frozen):
     """One point of the sweep."""
 
-    workload: str
+    workload: Workload
     batch: int
     context_tokens: int
+    tensor_parallel_size: int = 1
 
     @property
     def id(self) -> str:
-        """Stable name, e.g. ``decode/batch=8/context_tokens=128``."""
-        return f"{self.workload}/batch={self.batch}/context_tokens={self.context_tokens}"
+        """Stable name, e.g. ``decode/batch=8/context_tokens=128``; parallelism if there is any."""
+        ranks = self.tensor_parallel_size
+        name = f"{self.workload}/batch={self.batch}/context_tokens={self.context_tokens}"
+        return name if ranks == 1 else f"{name}/tensor_parallel_size={ranks}"
+
+    @property
+    def noise_class(self) -> str:
+        """Cells with the same noise floor: those that differ in context alone."""
+        return f"{self.workload}/batch={self.batch}/{self.tensor_parallel_size}"
 
 
 class Speed(Frozen):
@@ -250,6 +272,8 @@ class Speed(Frozen):
     sentence: Sentence
     faster_batches: tuple[Positive, ...] = ()
     """For `faster_in_named_cells`: the batches in which every cell must be FASTER."""
+    faster_workloads: tuple[Workload, ...] = Field(default=("decode",), min_length=1)
+    """Workloads in which the sentence claims a gain; in the others no cell may be slower."""
     slower_margin_percent: float = Field(default=2.0, gt=0, le=10)
 
     @model_validator(mode="after")
@@ -311,12 +335,17 @@ class Claim(Frozen):
 
     def cells(self, target: str) -> tuple[Cell, ...]:
         """The cells of a target, in the order of its axes."""
-        return tuple(_cells(self.targets[target].grid))
+        return tuple(_cells(self.targets[target]))
 
 
-def _cells(grid: Grid) -> Iterator[Cell]:
-    for workload, context, batch in product(grid.workload, grid.context_tokens, grid.batch):
-        yield Cell(workload=workload, batch=batch, context_tokens=context)
+def _cells(target: Target) -> Iterator[Cell]:
+    grid = target.grid
+    sizes = grid.tensor_parallel_size or (target.tensor_parallel_size,)
+    axes = product(sizes, grid.workload, grid.context_tokens, grid.batch)
+    for ranks, workload, context, batch in axes:
+        yield Cell(
+            workload=workload, batch=batch, context_tokens=context, tensor_parallel_size=ranks
+        )
 
 
 class IsolationPolicy(Frozen):
@@ -349,12 +378,24 @@ class SpeedPolicy(Frozen):
     """How a speed cell is decided."""
 
     level: float = Field(default=0.05, gt=0, lt=0.5)
-    """One-sided level of each cell's test."""
-    min_pairs: int = Field(default=3, ge=2)
+    """One-sided level of each cell's test, over all looks together."""
+    look_pairs: tuple[Annotated[int, Field(ge=2)], ...] = Field(default=(4, 8, 12), min_length=1)
+    """Numbers of valid pairs after which a cell is looked at; a tier may end before the last."""
     min_floor_percent: float = Field(default=0.5, ge=0)
     """No difference smaller than this counts, whatever the noise."""
     equivalence_margin_percent: float = Field(default=3.0, ge=0)
     max_excluded_share: float = Field(default=0.25, ge=0, le=1)
+
+    @property
+    def look_level(self) -> float:
+        """One-sided level of each single look (Bonferroni over all that may be made)."""
+        return self.level / len(self.look_pairs)
+
+    @model_validator(mode="after")
+    def _looks_in_order(self) -> SpeedPolicy:
+        if list(self.look_pairs) != sorted(set(self.look_pairs)):
+            raise ValueError("look_pairs must grow from look to look")
+        return self
 
 
 class QualityPolicy(Frozen):

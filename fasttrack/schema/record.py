@@ -424,8 +424,15 @@ class SampleRecord(Frozen):
     cached_tokens: int
     output_tokens: int
     call_s: float | None = None
-    """The harness's own clock around the call, which the engine's process cannot reach."""
+    """The harness's own clock around the calls, which the engine's process cannot reach."""
+    marks: Sequence[tuple[int, float]] = ()
+    """(steps so far, the harness's monotonic clock) when the engine told that its window began and
+    ended."""
     steps: Sequence[EngineStep]
+    emitted: Sequence[int] = ()
+    """Tokens that each step handed out; its end is their time stamp."""
+    contexts: Sequence[int] = ()
+    """Tokens of context over the rows of each step, its own included."""
 
 
 class MonitorRecord(Frozen):

@@ -56,6 +56,9 @@ class Verdict(Frozen):
     n: int = 0
     floor: float | None = None
     """Noise floor of the cell, in the unit of the estimate."""
+    base_ms: float | None = None
+    candidate_ms: float | None = None
+    """Of a speed cell: what its work costs in each arm, milliseconds; the detail names it."""
     next: str = ""
     """Command that reproduces the cell."""
 
@@ -463,6 +466,11 @@ REASONS: dict[str, Explanation] = {
     "SPD-NOISE": Explanation(
         "The interval is too wide for any answer.", "Use a higher tier or a quieter machine."
     ),
+    "SPD-UNSUPPORTED": Explanation(
+        "The claim declares, before measuring, that it does not support the cell. The sentence is "
+        "not about it.",
+        "Nothing to do.",
+    ),
     "SPD-PAIRS": Explanation("Fewer valid pairs than policy asks for.", "Use a higher tier."),
     "SPD-SENTENCE": Explanation(
         "The claimed sentence does not follow from its cells.", "See the cells named in the detail."
@@ -477,6 +485,12 @@ REASONS: dict[str, Explanation] = {
         "a step returned before its work was done, or the engine's clock was changed.",
         "Wait for the device inside the step, and leave the clock alone. A machine that stood "
         "still in mid-run looks alike: run again.",
+    ),
+    "VAL-WARM": Explanation(
+        "Too many samples were no steady state: steps early in the window took far longer or far "
+        "shorter than late ones, as while an engine still compiles, captures or tunes, or while "
+        "others use the machine.",
+        "Run alone on the machine. If one arm is always concerned, warm it up before its window.",
     ),
     "VAL-ENGINE": Explanation(
         "Sessions of one run differ in more than the switch (build, flags, checkpoint).",

@@ -128,7 +128,13 @@ class Zoo(AbstractContextManager["Zoo"]):
         claim = _claim(plant)
         records: list[Record] = []
         # As in a run, a later unit may read what an earlier one has recorded.
-        setting = replace(self._setting(plant, claim, folder), earlier=lambda: tuple(records))
+        setting = replace(
+            self._setting(plant, claim, folder),
+            earlier=lambda: tuple(records),
+            settled=lambda block, pairs: rules.settled(
+                claim, _run_info(claim, [plant.stage]), records, Policy(), block, pairs
+            ),
+        )
         run = RUNNERS[plant.stage]
         for unit in plan.make(claim, TARGET, Tier.SMOKE, 0).stage(plant.stage):
             records.extend(run(setting, unit.spec))
@@ -224,7 +230,13 @@ def _merged(value: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any
 
 
 def _decide(claim: Claim, stages: Sequence[str], records: Sequence[Record]) -> Judged:
-    run = RunInfo(
+    run = _run_info(claim, stages)
+    decided: tuple[tuple[Verdict, ...], Outcome] = rules.decide(claim, run, records, Policy())
+    return decided[0], decided[1].state
+
+
+def _run_info(claim: Claim, stages: Sequence[str]) -> RunInfo:
+    return RunInfo(
         run_id="self-test",
         target=TARGET,
         tier=Tier.SMOKE,
@@ -237,8 +249,6 @@ def _decide(claim: Claim, stages: Sequence[str], records: Sequence[Record]) -> J
         harness_version="0",
         created_utc="1970-01-01T00:00:00+00:00",
     )
-    decided: tuple[tuple[Verdict, ...], Outcome] = rules.decide(claim, run, records, Policy())
-    return decided[0], decided[1].state
 
 
 def _module(path: Path, name: str) -> ModuleType:

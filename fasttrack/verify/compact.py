@@ -247,6 +247,11 @@ def _parse(line: bytes) -> Record:
         lists: dict[str, Any] = {}
         if value["kind"] == "sample":
             kind, steps = SampleRecord, Steps(value.pop("steps"))
+            for name in ("emitted", "contexts"):
+                counts = value.pop(name, [])
+                _check(type(counts) is list)
+                lists[name] = _integers(counts)
+            lists["marks"] = _marks(value.pop("marks", []))
         else:
             keys += sum([len(step["wrote"]) for step in value["steps"]])
             lists["scheduled"] = Pairs(value.pop("scheduled"))
@@ -260,6 +265,12 @@ def _parse(line: bytes) -> Record:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise _Unusual from error
     return record.model_copy(update=lists)
+
+
+def _marks(rows: list[list[Any]]) -> tuple[tuple[int, float], ...]:
+    _check(type(rows) is list and _types(rows) <= {list} and set(map(len, rows)) <= {2})
+    at = _integers([row[0] for row in rows])
+    return tuple(zip(at, _floats([row[1] for row in rows]), strict=True))
 
 
 def _kernel(line: bytes) -> KernelRecord:

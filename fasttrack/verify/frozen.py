@@ -66,6 +66,7 @@ def _check_plan(bundle: Bundle) -> None:
         )
     grid = claim.targets[run.target].grid
     cells = len(grid.batch) * len(grid.context_tokens) * len(grid.workload)
+    cells *= max(1, len(grid.tensor_parallel_size))
     if cells > MAX_CELLS or len(claim.scope.ops) > MAX_OPS:
         raise VerificationFailed(
             "VER-002",

@@ -254,7 +254,7 @@ def test_plan_measures_nothing(tmp_path: Path) -> None:
     assert ran.status == 0
     told = ran.json
     assert told["cells"] == ["decode/batch=2/context_tokens=128"]
-    assert len(told["units"]) == 19
+    assert len(told["units"]) == 23
     assert told["targets"] == ["fake"]
     text = fasttrack(tmp_path, "plan", "demo")
     assert text.status == 0

@@ -345,6 +345,12 @@ def eval_records(clock: Clock, arm: Arm, tier: Tier, seed: int) -> list[Record]:
     return session(clock, "evals", name, arm, body)
 
 
+def marks(ran: list[EngineStep]) -> list[tuple[int, float]]:
+    """The harness's clock around the window, behind one step and three of warm-up."""
+    end = ran[-1].start_s + ran[-1].duration_s
+    return [(4, ran[4].start_s), (len(ran), end + 1e-4)]
+
+
 def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Record]:
     """One boot through both cells."""
     name = f"perf-b{block}-{position}-{arm}"
@@ -361,6 +367,8 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
                     prompt_tokens=prompt, cached_tokens=0,
                     output_tokens=cell.batch * (WARM_AND_WINDOW + 1), steps=tuple(ran),
                     call_s=1.1 * sum(step.duration_s for step in ran),
+                    emitted=[cell.batch] * len(ran), marks=marks(ran),
+                    contexts=[prompt + cell.batch * index for index in range(len(ran))],
                 )
             )  # fmt: skip
             made.append(path("perf", name, arm, cell.id, ran))
@@ -379,7 +387,9 @@ def paced(record: Record, factor: float) -> Record:
         return record
     steps = [s.model_copy(update={"duration_s": factor * s.duration_s}) for s in record.steps]
     call_s = factor * (record.call_s or 0.0)
-    return record.model_copy(update={"steps": tuple(steps), "call_s": call_s})
+    (first, began), (last, ended) = record.marks
+    marks = [(first, began), (last, began + factor * (ended - began))]
+    return record.model_copy(update={"steps": tuple(steps), "call_s": call_s, "marks": marks})
 
 
 def units(frozen: Claim, info: RunInfo) -> Iterator[tuple[Stage, str, list[Record]]]:

@@ -180,17 +180,17 @@ def test_the_built_in_policy_is_the_default() -> None:
 
 def test_a_policy_file(tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
-    path.write_text("version = 2\n[speed]\nmin_pairs = 5\n")
+    path.write_text("version = 2\n[speed]\nlook_pairs = [5]\n")
     policy = claim.load_policy(path)
-    assert (policy.version, policy.speed.min_pairs) == (2, 5)
+    assert (policy.version, policy.speed.look_pairs) == (2, (5,))
     assert policy.numerics == Policy().numerics
 
 
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [
-        ("[speed]\nmin_pair = 5\n", "CLM-003", "did you mean 'min_pairs'?"),
-        ("[speed]\nmin_pairs = 1\n", "CLM-003", "speed.min_pairs"),
+        ("[speed]\nlook_pair = [5]\n", "CLM-003", "did you mean 'look_pairs'?"),
+        ("[speed]\nlook_pairs = [1]\n", "CLM-003", "speed.look_pairs"),
         ("[speed", "CLM-002", "policy.toml"),
     ],
 )

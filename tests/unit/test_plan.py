@@ -21,7 +21,7 @@ def made(claim: Claim | None = None, tier: Tier = Tier.SMOKE, seed: int = 0) -> 
 def test_units_of_every_stage() -> None:
     counted = Counter(unit.stage for unit in made().units)
     assert counted == {
-        "isolation": 3, "kernels": 2, "path": 2, "features": 2, "evals": 2, "perf": 8,
+        "isolation": 3, "kernels": 2, "path": 2, "features": 2, "evals": 2, "perf": 12,
     }  # fmt: skip
     op, audit = made().stage("kernels")
     assert op.spec["op"] == "mix"
@@ -63,10 +63,15 @@ def test_costs_are_estimates_and_not_part_of_the_frozen_plan() -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2, 17])
 def test_blocks_are_balanced(tier: Tier, seed: int) -> None:
     sessions = made(tier=tier, seed=seed).stage("perf")
-    blocks = plan.TIERS[tier].blocks
+    amounts = plan.TIERS[tier]
+    blocks = amounts.blocks + amounts.spare_blocks
     assert len(sessions) == 4 * blocks
-    by_place = Counter((unit.spec["position"], unit.spec["arm"]) for unit in sessions)
-    assert set(by_place.values()) == {blocks // 2}
+    # At every planned look, after two blocks more, each arm was as often at each place.
+    for end in range(2, blocks + 1, 2):
+        seen = [unit.spec for unit in sessions if unit.spec["block"] < end]
+        by_place = Counter((spec["position"], spec["arm"]) for spec in seen)
+        assert set(by_place.values()) == {end // 2}
+    assert {unit.spec["pairs"] for unit in sessions} == {2 * amounts.blocks}
     for block in range(blocks):
         arms = [unit.spec["arm"] for unit in sessions if unit.spec["block"] == block]
         assert arms in (

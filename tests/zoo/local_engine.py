@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,19 @@ class LocalSession:
         return str(self._backend.chat([dict(one) for one in messages])["text"])
 
     def generate(
-        self, requests: Sequence[Request], *, full_decode_steps: int | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        full_decode_steps: int | None = None,
+        mark_after: int | None = None,
     ) -> Generation:
-        """As `Session.generate`."""
+        """As `Session.generate`; marks are on this process's clock, as there."""
         asked = [request.json_value() for request in requests]
+        marks: list[tuple[int, float]] = []
+        self._backend.marks(lambda number: marks.append((number, time.monotonic())))
         try:
-            return Generation.model_validate(self._backend.generate(asked, full_decode_steps))
+            told = self._backend.generate(asked, full_decode_steps, mark_after)
+            return Generation.model_validate(told).model_copy(update={"marks": tuple(marks)})
         except Coded as error:
             raise RunError(error.code, str(error)) from error
 

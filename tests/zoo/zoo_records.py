@@ -596,6 +596,12 @@ def engine_steps(
     return made
 
 
+def marks(steps: Sequence[EngineStep]) -> list[tuple[int, float]]:
+    """The harness's clock around the window, which starts behind one step and three of warm-up."""
+    took = sum(step.duration_s for step in steps[4:])
+    return [(4, 50.0), (len(steps), 50.0 + 1.05 * took)]
+
+
 def sample(
     cell: Cell, arm: Arm, name: str, block: int, position: int, steps: Sequence[EngineStep],
     **changes: Any,
@@ -613,9 +619,12 @@ def sample(
             "completed_requests": cell.batch,
             "prompt_tokens": prompt,
             "cached_tokens": 0,
-            "output_tokens": cell.batch * (len(steps) - 1),
+            "output_tokens": cell.batch * len(steps),
             "call_s": 1.1 * sum(step.duration_s for step in steps),
+            "marks": marks(steps),
             "steps": tuple(steps),
+            "emitted": [step.decode_tokens or cell.batch for step in steps],
+            "contexts": [prompt + cell.batch * index for index in range(len(steps))],
         }
         | changes
     )

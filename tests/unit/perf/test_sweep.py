@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from local_engine import setting
 
+from fasttrack.engine.setting import Setting
 from fasttrack.perf import monitors, prompts, sweep
-from fasttrack.perf.window import decode_window
-from fasttrack.schema import MonitorRecord, PathRecord, SampleRecord, SessionRecord
+from fasttrack.perf.window import cost_s, decode_window
+from fasttrack.rules import validity
+from fasttrack.schema import MonitorRecord, PathRecord, SampleRecord, SessionRecord, Target
 
-SPEC = {"block": 1, "position": 2, "window_steps": 10}
+SPEC = {"block": 1, "position": 2, "window_steps": 10, "pairs": 4, "ranks": 1}
 
 
 def run(folder: Path, arm: str = "candidate", **changes: Any) -> list[Any]:
@@ -29,11 +31,12 @@ def samples(records: list[Any]) -> list[SampleRecord]:
 
 def test_every_cell_is_measured_once(tmp_path: Path) -> None:
     made = run(tmp_path)
-    assert [s.cell for s in samples(made)] == [
+    taken = sorted(samples(made), key=lambda sample: sample.planned_requests)
+    assert [s.cell for s in taken] == [
         "decode/batch=1/context_tokens=64",
         "decode/batch=4/context_tokens=64",
     ]
-    for sample, batch in zip(samples(made), (1, 4), strict=True):
+    for sample, batch in zip(taken, (1, 4), strict=True):
         assert sample.session == "perf-b1-2-candidate"
         assert (sample.block, sample.position, sample.arm) == (1, 2, "candidate")
         assert sample.planned_requests == sample.completed_requests == batch
@@ -61,11 +64,11 @@ def test_prompts_are_distinct_text_of_the_exact_length(tmp_path: Path) -> None:
     session = chosen.engine.start(chosen.launch("x", "base"))
     cell = chosen.claim.cells("lab")[1]
     corpus = session.encode([prompts.corpus(0, 1000)])[0]
-    asked = sweep._requests(chosen, session, cell, corpus, SPEC)
-    assert [len(request.prompt) for request in asked] == [64] * 4
+    asked = sweep._prompts(chosen, session, cell, corpus, 4)
+    assert [len(prompt) for prompt in asked] == [64] * 4
     # Distinct from the first block on, so that no prefix is shared.
-    assert len({request.prompt[:9] for request in asked}) == 4
-    assert all(32 <= token < 127 or token == 10 for r in asked for token in r.prompt)
+    assert len({prompt[:9] for prompt in asked}) == 4
+    assert all(32 <= token < 127 or token == 10 for prompt in asked for token in prompt)
 
 
 def test_arms_get_the_same_prompts_and_seeds_others(tmp_path: Path) -> None:
@@ -96,6 +99,35 @@ def test_chosen_cells_only(tmp_path: Path) -> None:
     ]
 
 
+def test_settled_cells_are_left_out(tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def settled(block: int, pairs: int) -> frozenset[str]:
+        asked.append((block, pairs))
+        return frozenset({"decode/batch=1/context_tokens=64"})
+
+    chosen = dataclasses.replace(setting(tmp_path), settled=settled)
+    made = sweep.run(chosen, {"arm": "base", **SPEC})
+    assert [s.cell for s in samples(made)] == ["decode/batch=4/context_tokens=64"]
+    assert asked == [(1, 4)]
+    # Nothing is settled before the first block.
+    assert len(samples(sweep.run(chosen, {"arm": "base", **SPEC, "block": 0}))) == 2
+
+
+def test_sessions_of_a_block_share_the_order_of_cells_and_blocks_differ(tmp_path: Path) -> None:
+    chosen = setting(tmp_path)
+    grid = chosen.target.grid.model_copy(update={"batch": (1, 2, 3, 4, 5, 6)})
+    target = chosen.target.model_copy(update={"grid": grid})
+    claim = chosen.claim.model_copy(update={"targets": {"lab": target}})
+    chosen = dataclasses.replace(chosen, claim=claim)
+    orders = [
+        [c.batch for c in sweep._cells(chosen, {"block": b, "pairs": 4, "ranks": 1})]
+        for b in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[2]) == [1, 2, 3, 4, 5, 6]
+
+
 def test_no_cell_means_no_boot(tmp_path: Path) -> None:
     chosen = setting(tmp_path, cell="nothing")
     assert sweep.run(chosen, {"arm": "base", **SPEC}) == []
@@ -111,12 +143,83 @@ def test_tokens_from_the_prefix_cache_show(tmp_path: Path, monkeypatch: pytest.M
     target = chosen.target.model_copy(update={"grid": grid})
     claim = chosen.claim.model_copy(update={"targets": {"lab": target}})
     made = sweep.run(dataclasses.replace(chosen, claim=claim), {"arm": "base", **SPEC})
-    assert [sample.cached_tokens for sample in samples(made)] == [0, 4 * 256]
+    cached = {s.planned_requests: s.cached_tokens for s in samples(made)}
+    # All but the very first prompt of the session.
+    assert sum(cached.values()) == 4 * 256
 
 
 def test_lost_requests_show(tmp_path: Path) -> None:
-    sample = samples(run(tmp_path, fault="shed_load"))[1]
+    (sample,) = [s for s in samples(run(tmp_path, fault="shed_load")) if s.planned_requests == 4]
     assert (sample.planned_requests, sample.completed_requests) == (4, 3)
+
+
+# Workloads
+
+
+def with_grid(folder: Path, engine_args: dict[str, Any] | None = None, **grid: Any) -> Setting:
+    """A setting whose target has another grid."""
+    chosen = setting(folder)
+    values = chosen.target.json_value() | {"max_num_seqs": 65}
+    values["grid"] = {"batch": [1, 4], "context_tokens": [64]} | grid
+    values["engine_args"] = engine_args or {"fake": {}}
+    claim = chosen.claim.model_copy(update={"targets": {"lab": Target.model_validate(values)}})
+    return dataclasses.replace(chosen, claim=claim)
+
+
+@pytest.mark.parametrize("workload", ["decode", "prefill", "mixed"])
+@pytest.mark.parametrize("budget", [32, 512])
+@pytest.mark.parametrize("arm", ["base", "candidate"])
+def test_every_workload_gives_samples_that_count(
+    tmp_path: Path, workload: str, budget: int, arm: str
+) -> None:
+    engine_args = {"max_num_batched_tokens": budget, "fake": {}}
+    chosen = with_grid(tmp_path, engine_args, workload=[workload], context_tokens=[20, 64])
+    made = sweep.run(chosen, {"arm": arm, **SPEC, "window_steps": 24})
+    cells = {cell.id: cell for cell in chosen.claim.cells("lab")}
+    paths = [record for record in made if isinstance(record, PathRecord)]
+    assert {sample.cell for sample in samples(made)} == set(cells)
+    for sample in samples(made):
+        cell = cells[sample.cell]
+        assert validity.sample_problem(sample, cell) == "", cell.id
+        assert cost_s(sample.steps, cell) > 0
+        if arm == "candidate":
+            assert validity.exercised(sample, cell, paths)
+
+
+def test_workloads_cost_different_things(tmp_path: Path) -> None:
+    chosen = with_grid(tmp_path, workload=["decode", "prefill", "mixed"], batch=[4])
+    made = samples(sweep.run(chosen, {"arm": "base", **SPEC, "window_steps": 24}))
+    cells = {cell.id: cell for cell in chosen.claim.cells("lab")}
+    cost = {cells[s.cell].workload: cost_s(s.steps, cells[s.cell]) for s in made}
+    # A pure step of four lanes takes 2.5 ms there, a prompt token 20 us and half a step's share.
+    assert cost["decode"] == pytest.approx(2.5e-3, rel=0.05)
+    assert cost["prefill"] == pytest.approx(2e-5 + 2e-3 / 256, rel=0.05)
+    assert cost["mixed"] == pytest.approx(2.5e-3 + 64 * 2e-5 / 2, rel=0.1)
+
+
+def test_the_window_is_clocked_on_our_side_too(tmp_path: Path) -> None:
+    for sample in samples(run(tmp_path)):
+        (first, began), (last, ended) = sample.marks
+        chosen = decode_window(sample.steps, sample.planned_requests)
+        assert (first, last) == (chosen.start, chosen.stop)
+        assert began <= ended
+
+
+def test_a_size_of_parallelism_has_sessions_of_its_own(tmp_path: Path) -> None:
+    chosen = with_grid(tmp_path, tensor_parallel_size=[1, 2])
+    two = sweep.run(chosen, {"arm": "base", **SPEC, "ranks": 2})
+    assert all(s.cell.endswith("/tensor_parallel_size=2") for s in samples(two))
+    (session,) = [record for record in two if isinstance(record, SessionRecord)]
+    assert session.variant == "tp2"
+    assert session.fingerprint["tensor_parallel_size"] == 2
+    one = sweep.run(chosen, {"arm": "base", **SPEC})
+    assert not any("tensor" in s.cell for s in samples(one))
+
+
+def test_cells_that_are_declared_unsupported_are_not_measured(tmp_path: Path) -> None:
+    chosen = with_grid(tmp_path, unsupported={"*/batch=4/*": "needs more memory than it has"})
+    made = samples(sweep.run(chosen, {"arm": "base", **SPEC}))
+    assert [s.planned_requests for s in made] == [1]
 
 
 # Monitors

@@ -6,8 +6,15 @@ import random
 
 import pytest
 
-from fasttrack.perf.window import WARM_UP_STEPS, decode_window
-from fasttrack.schema import EngineStep
+from fasttrack.perf.window import (
+    WARM_UP_STEPS,
+    cost_s,
+    decode_window,
+    mixed_window,
+    prefill_rounds,
+    window,
+)
+from fasttrack.schema import Cell, EngineStep
 
 
 def steps(*shape: tuple[int, int]) -> list[EngineStep]:
@@ -24,7 +31,7 @@ BESIDE = (4, 16)
 
 
 @pytest.mark.parametrize(
-    ("shape", "window"),
+    ("shape", "wanted"),
     [
         ([], range(0)),
         ([PREFILL], range(0)),
@@ -38,9 +45,9 @@ BESIDE = (4, 16)
         ([*[FULL] * 6, BESIDE, *[FULL] * 4], range(3, 6)),
     ],
 )
-def test_window(shape: list[tuple[int, int]], window: range) -> None:
+def test_window(shape: list[tuple[int, int]], wanted: range) -> None:
     found = decode_window(steps(*shape), 4)
-    assert (list(found), found.stop) == (list(window), window.stop)
+    assert (list(found), found.stop) == (list(wanted), wanted.stop)
 
 
 def test_the_window_does_not_depend_on_times() -> None:
@@ -54,6 +61,48 @@ def test_every_step_of_the_window_is_steady() -> None:
     for _ in range(200):
         shape = [rng.choice([FULL, FULL, FULL, PREFILL, MIXED, PART]) for _ in range(40)]
         made = steps(*shape)
-        window = decode_window(made, 4)
-        assert all(shape[i] == FULL for i in range(window.start - WARM_UP_STEPS, window.stop)
-                   if window)  # fmt: skip
+        found = decode_window(made, 4)
+        assert all(shape[i] == FULL for i in range(found.start - WARM_UP_STEPS, found.stop)
+                   if found)  # fmt: skip
+
+
+# Other workloads
+
+BOTH = (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        ([], range(0)),
+        ([PREFILL, *[FULL] * 9], range(0)),
+        ([PREFILL, *[FULL] * 4, BOTH, FULL, BOTH, FULL, FULL], range(4, 8)),
+        ([PREFILL, *[FULL] * 4, MIXED, BOTH, PART], range(4, 7)),
+        ([*[FULL] * 2, BOTH], range(0)),
+    ],
+)
+def test_mixed_window(shape: list[tuple[int, int]], wanted: range) -> None:
+    found = mixed_window(steps(*shape), 4)
+    assert (list(found), found.stop) == (list(wanted), wanted.stop)
+
+
+def test_rounds_of_prefill() -> None:
+    made = steps((0, 64), (0, 64), (0, 100), (0, 28), (0, 128), (0, 5))
+    assert prefill_rounds(made, 128) == [range(0, 2), range(2, 4), range(4, 5)]
+    assert prefill_rounds(made, 1000) == []
+
+
+def test_prefill_costs_what_the_median_round_does_after_the_first() -> None:
+    cell = Cell(workload="prefill", batch=2, context_tokens=64)
+    made = [
+        step.model_copy(update={"duration_s": seconds})
+        for step, seconds in zip(steps(*[(0, 128)] * 4), (9.0, 1.0, 3.0, 2.0), strict=True)
+    ]
+    assert cost_s(made, cell) == pytest.approx(2.0 / 128)
+    assert list(window(made, cell)) == [1, 2, 3]
+
+
+def test_nothing_costs_nothing_knowable() -> None:
+    for workload in ("decode", "prefill", "mixed"):
+        with pytest.raises(ValueError):
+            cost_s([], Cell(workload=workload, batch=2, context_tokens=64))

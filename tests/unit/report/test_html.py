@@ -53,7 +53,7 @@ def test_order_and_content_of_the_page(text: str) -> None:
     parts = re.split(r"<(?:h1|h2|summary)[^>]*>([^<]+)", text)
     assert [title.strip() for title in parts[1::2]] == [
         "Demo: decode without detours", "Not tested by this run", "Outcome", "What is claimed",
-        "What needs attention", "Verdicts", "Decode speed", "Isolation", "Path evidence",
+        "What needs attention", "Verdicts", "Speed", "Isolation", "Path evidence",
         "Path proofs",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
         "Every verdict",
@@ -64,7 +64,7 @@ def test_order_and_content_of_the_page(text: str) -> None:
         "Outcome": "PASS",
         "What is claimed": "additional_config.decode_backend",
         "Verdicts": "Is decoding as fast as claimed?",
-        "Decode speed": "<svg role",
+        "Speed": "<svg role",
         "Path evidence": ">candidate<",
         "Kernels": ">mix<",
         "Run it again": "--only perf --cell",

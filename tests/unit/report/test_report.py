@@ -34,14 +34,14 @@ def made(path: Path) -> Report:
 def test_untested_scope_comes_first(run_folder: Path) -> None:
     for text in (markdown.render(made(run_folder)), shown(made(run_folder))):
         assert 0 < text.index("Not tested by this run") < text.index("PASS")
-        assert text.index("PASS") < text.index("Decode speed") < text.index("Run it again")
+        assert text.index("PASS") < text.index("Speed") < text.index("Run it again")
 
 
 def test_every_part_is_there(run_folder: Path) -> None:
     report = made(run_folder)
     titles = [section.title for section in report.sections]
     assert titles == [
-        "What needs attention", "Verdicts", "Decode speed", "Isolation", "Path evidence",
+        "What needs attention", "Verdicts", "Speed", "Isolation", "Path evidence",
         "Path proofs",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
     ]  # fmt: skip

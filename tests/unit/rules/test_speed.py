@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import zoo_records as zoo
 
-from fasttrack import stats
+from fasttrack import rules, stats
 from fasttrack.rules import speed
-from fasttrack.schema import Claim, Policy, SampleRecord, State, Verdict
+from fasttrack.schema import Claim, PathRecord, Policy, SampleRecord, State, Verdict
 
 ONE = zoo.claim(batch=(4,))
 CELL = "decode/batch=4/context_tokens=64"
@@ -98,34 +98,35 @@ def test_the_median_step_counts_and_not_the_mean() -> None:
 
 
 def test_excluded_sessions_are_told_and_too_many_invalidate() -> None:
-    def verdict(*lost: str) -> Verdict:
+    def verdict(*lost: str, blocks: int = 3) -> Verdict:
         records = zoo.changed(
-            zoo.perf(1.5, the_claim=ONE), SampleRecord, lambda r: r.session in lost,
+            zoo.perf(1.5, the_claim=ONE, blocks=blocks), SampleRecord, lambda r: r.session in lost,
             cached_tokens=1,
         )  # fmt: skip
         return next(iter(speed.judge(zoo.case(records, ONE))))
 
     one = verdict("perf-b0-0-base")
-    assert one.state is State.FASTER and one.n == 3
+    assert one.state is State.FASTER and one.n == 4
     assert "excluded perf-b0-0-base: 1 prompt tokens" in one.detail
     # Two sessions of one pair cost one pair only; two of two pairs leave too few.
     assert verdict("perf-b0-0-base", "perf-b0-1-candidate").state is State.FASTER
-    assert verdict("perf-b0-0-base", "perf-b0-3-base").reason == "SPD-PAIRS"
-    three = verdict("perf-b0-0-base", "perf-b0-1-candidate", "perf-b0-3-base")
+    assert verdict("perf-b0-0-base", "perf-b0-3-base", blocks=2).reason == "SPD-PAIRS"
+    three = verdict("perf-b0-0-base", "perf-b0-1-candidate", "perf-b0-3-base", blocks=2)
     assert (three.state, three.reason) == (State.INVALID, "VAL-TOKENS")
 
 
 def test_pairs_need_both_arms() -> None:
     records = zoo.changed(zoo.perf(the_claim=ONE), SampleRecord, arm="base")
     samples = [r for r in records if isinstance(r, SampleRecord)]
-    assert speed._pair_logs(samples, ONE.cells("lab")[0]) == []
+    assert speed._pairs(samples, ONE.cells("lab")[0]) == []
 
 
 def test_pairs_are_outer_with_inner() -> None:
     samples = [r for r in zoo.perf(2.0, the_claim=ONE, boot_noise=0.0, step_noise=0.0)
                if isinstance(r, SampleRecord)]  # fmt: skip
-    logs = speed._pair_logs(samples, ONE.cells("lab")[0])
-    assert logs == pytest.approx([math.log(2.0)] * 4)
+    pairs = speed._pairs(samples, ONE.cells("lab")[0])
+    assert [pair.log for pair in pairs] == pytest.approx([math.log(2.0)] * 4)
+    assert [pair.block for pair in pairs] == [0, 0, 1, 1]
 
 
 # Sentences
@@ -189,3 +190,42 @@ def test_the_floor_comes_from_base_against_base() -> None:
     quiet = stats.noise_floor([0.001, -0.0005], 4, LEVEL)
     loud = stats.noise_floor([0.01, -0.005], 4, LEVEL)
     assert loud == pytest.approx(10 * quiet)
+
+
+# Settled cells
+
+
+def settled(records: list[Any], block: int, pairs: int = 12, claim: Claim = ONE) -> bool:
+    """Whether the cell needs no block from this one on."""
+    info = zoo.run_info(("perf",))
+    return CELL in rules.settled(claim, info, records, Policy(), block, pairs)
+
+
+def test_a_decided_cell_needs_no_further_block() -> None:
+    records = zoo.perf(1.5, the_claim=ONE, blocks=2)
+    assert settled(records, 2)
+    # After one block there was no look yet, whatever lies behind it.
+    assert not settled(records, 1)
+
+
+def test_an_open_cell_is_measured_on() -> None:
+    records = zoo.perf(1.05, the_claim=ONE, blocks=2, boot_noise=0.1)
+    assert not settled(records, 2)
+    # Unless the tier plans no more pairs than it has.
+    assert settled(records, 2, pairs=4)
+
+
+def test_a_spare_block_is_for_cells_that_lost_a_pair() -> None:
+    records = zoo.changed(
+        zoo.perf(1.0, the_claim=ONE, blocks=2, boot_noise=0.1), SampleRecord,
+        lambda r: r.session == "perf-b0-0-base", cached_tokens=1,
+    )  # fmt: skip
+    assert not settled(records, 2, pairs=4)
+    records += [r for r in zoo.perf(1.0, the_claim=ONE, blocks=3, boot_noise=0.1)
+                if getattr(r, "block", 0) == 2]  # fmt: skip
+    assert settled(records, 3, pairs=4)
+
+
+def test_a_stock_step_ends_the_measuring_of_its_cell() -> None:
+    records = zoo.changed(zoo.perf(the_claim=ONE, blocks=1), PathRecord, steps=())
+    assert settled(records, 1)

@@ -31,11 +31,27 @@ def test_an_honest_sample_counts() -> None:
         {"prompt_tokens": 255},
         {"cached_tokens": 1},
         {"steps": SAMPLE.steps[:11]},
+        {"emitted": ()},
+        {"emitted": [2, *SAMPLE.emitted[1:]]},
+        {"output_tokens": SAMPLE.output_tokens + 4},
     ],
-    ids=lambda change: next(iter(change)),
+    ids=lambda change: "-".join(change),
 )
 def test_a_spoilt_sample_does_not_count(change: dict[str, Any]) -> None:
     assert validity.sample_problem(SAMPLE.model_copy(update=change), THE_CELL)
+
+
+def test_tokens_beyond_what_steps_decoded_do_not_count() -> None:
+    # Told twice in each answer and in each step, so that the two agree.
+    twice = {"emitted": [2 * n for n in SAMPLE.emitted], "output_tokens": 2 * SAMPLE.output_tokens}
+    told = validity.sample_problem(SAMPLE.model_copy(update=twice), THE_CELL)
+    assert "handed out by steps that decoded 48" in told
+
+
+def test_the_context_is_that_of_the_label() -> None:
+    short = {"contexts": [count // 2 for count in SAMPLE.contexts]}
+    told = validity.sample_problem(SAMPLE.model_copy(update=short), THE_CELL)
+    assert "tokens of context per lane instead of 64" in told
 
 
 def test_exclusion_does_not_read_durations() -> None:

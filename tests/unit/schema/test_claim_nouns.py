@@ -99,7 +99,9 @@ def test_claims_that_mean_nothing_are_refused(change: dict[str, Any]) -> None:
     [
         {"speed": {"level": 0.5}},
         {"speed": {"level": 0.0}},
-        {"speed": {"min_pairs": 1}},
+        {"speed": {"look_pairs": [1]}},
+        {"speed": {"look_pairs": [8, 4]}},
+        {"speed": {"look_pairs": []}},
         {"speed": {"max_excluded_share": 1.5}},
         {"numerics": {"min_seeds": 1}},
         {"numerics": {"ratio_rms": 0}},

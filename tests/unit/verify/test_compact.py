@@ -39,6 +39,8 @@ def plain(record: Record) -> Any:
     if isinstance(record, SampleRecord):
         names = ("start_s", "duration_s", "decode_tokens", "prefill_tokens")
         value["steps"] = [tuple(getattr(step, name) for name in names) for step in record.steps]
+        for name in ("emitted", "contexts", "marks"):
+            value[name] = list(getattr(record, name))
     elif isinstance(record, PathRecord):
         names = ("step", "path", "reason", "requests", "tokens", "prefill_tokens", "wrote")
         value["steps"] = [[getattr(step, name) for name in names] for step in record.steps]

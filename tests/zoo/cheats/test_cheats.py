@@ -572,7 +572,7 @@ SPEED = (
     timed("cell_left_out_sentence", [r for r in zoo.perf() if getattr(r, "cell", "") != LARGE],
           "sentence", State.INCONCLUSIVE, "SPD-SENTENCE", "MISSING"),
     timed("one_block_only", zoo.perf(blocks=1), SMALL, State.INCONCLUSIVE, "SPD-PAIRS",
-          "2 valid pairs of 3"),
+          "2 valid pairs of 4"),
     timed("candidate_without_base", [r for r in zoo.perf() if getattr(r, "arm", "") != "base"],
           SMALL, State.INCONCLUSIVE, "SPD-PAIRS"),
     Cheat("other_stage_of_another_build",
@@ -706,6 +706,7 @@ def test_every_reason_of_the_rules_has_a_cheat() -> None:
     by_stages = {"RUN-PARTIAL"}
     good = {
         *("OK", "FEAT-DECLARED", "HOIST-NONE", "ISO-DECLARED", "ISO-REFUSED", "SPD-FASTER"),
+        "SPD-UNSUPPORTED",
         "PATH-NO-CODE",
     }
     assert set(REASONS) - planted - by_stages - good == set()

@@ -55,9 +55,9 @@ def tied(records: list[ItemRecord], moved: float) -> list[ItemRecord]:
 
 
 def lost_session() -> list[Record]:
-    """One session of eight shed a request: excluded, and the other pairs suffice."""
+    """One session of eight shed a request: its pair is excluded, and a spare block makes up."""
     return zoo.changed(
-        zoo.perf(1.5), SampleRecord, lambda r: r.session == "perf-b1-3-candidate"
+        zoo.perf(1.5, blocks=3), SampleRecord, lambda r: r.session == "perf-b1-3-candidate"
         or r.session == "perf-b1-3-base", completed_requests=0,
     )  # fmt: skip
 
