@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report.model import (
     DETAIL,
+    Curves,
     Forest,
     Mark,
+    Panel,
     Section,
     Table,
     clean,
@@ -229,7 +231,34 @@ def evals(bundle: Bundle, tally: Tally) -> Section:
     counted = "; ".join(f"{name} {arm}: {n}" for (name, arm), n in sorted(tally.items.items()))
     columns = ("Eval", "State", "Estimate", "Interval", "Limit", "Unit", "Items", DETAIL)
     note = f"Item-paired, both arms on the same prompts. Answers recorded: {counted or 'none'}."
-    return Section("Evals", _clean((note,)), (table(columns, rows, MOST_ROWS),))
+    panels = _drifts(tally)
+    tables = [table(columns, rows, MOST_ROWS)]
+    if panels:
+        tables.append(_by_context(panels))
+    title = "Base's answers, forced: mean change of the gap between the two likeliest tokens"
+    figure = Curves(title, "nats", panels) if panels else None
+    return Section("Evals", _clean((note,)), tuple(tables), figure)
+
+
+def _by_context(panels: Sequence[Panel]) -> Table:
+    """The figure's numbers."""
+    columns = ("Replayed eval", "Context, tokens", "Stock against stock, nats", "Candidate, nats")
+    rows = [(name, *map(number, point)) for name, points in panels for point in points]
+    return table(columns, rows, MOST_ROWS)
+
+
+def _drifts(tally: Tally) -> tuple[Panel, ...]:
+    """Mean change of the gap per eval and context, where both arms have it."""
+    panels = []
+    for name, contexts in tally.drifts.items():
+        means = {
+            context: {arm: total / count for arm, (total, count) in arms.items()}
+            for context, arms in sorted(contexts.items())
+        }
+        points = [(at, m["base"], m["candidate"]) for at, m in means.items() if len(m) == 2]
+        if points:
+            panels.append((name, tuple(points)))
+    return tuple(panels)
 
 
 def states(verdicts: Sequence[Verdict]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from fasttrack.report.model import Forest, Mark, Timeline, rank, times
+from fasttrack.report.model import Curves, Forest, Mark, Timeline, rank, times
 from fasttrack.report.page import RANKS, text
 from fasttrack.schema import State
 
@@ -35,6 +36,10 @@ LEGEND = (
     "Circle: no answer. Lines: interval. Shaded: noise floor of the cell."
 )
 TRACK = 20
+PANEL = 110
+SMALLEST = 1e-8
+"""Amounts below this, zero among them, are drawn here."""
+CURVES_LEGEND = "Line: candidate against stock. Dashes: stock against itself in another batch."
 
 
 def forest(figure: Forest, name: str) -> str:
@@ -159,6 +164,51 @@ def timeline(figure: Timeline, name: str) -> str:
     parts.append(_text(100, y + 8, f"{longest:.3g} us", "soft", "end"))
     said = "; ".join(label for label, _ in figure.lanes)
     return f"<figure>\n{_open(name, y + 14, figure.title, said)}{''.join(parts)}</svg>\n</figure>\n"
+
+
+def curves(figure: Curves, name: str) -> str:
+    """One panel per eval on shared axes; a reader sees at which context the arms part."""
+    points = [point for _, some in figure.panels for point in some]
+    amounts = [max(amount, SMALLEST) for _, *both in points for amount in both]
+    low, high = (math.floor(math.log10(min(amounts))), math.ceil(math.log10(max(amounts)) + 0.01))
+    first, last = (math.log2(end(point[0] for point in points)) for end in (min, max))
+
+    def x(context: int) -> float:
+        share = (math.log2(context) - first) / ((last - first) or 1.0)
+        return round(LEFT + share * (RIGHT - LEFT), 2)
+
+    def y(amount: float) -> int:
+        share = (math.log10(max(amount, SMALLEST)) - low) / (high - low)
+        return round(PANEL - 10 - share * (PANEL - 30))
+
+    parts = []
+    for number, (label, some) in enumerate(figure.panels):
+        top = number * PANEL
+        parts.append(_text(0, top + 14, label))
+        for power in range(low, high + 1):
+            at = top + y(10.0**power)
+            parts.append(f'<line class="rule" x1="{LEFT}%" x2="{RIGHT}%" y1="{at}" y2="{at}"/>')
+            if power in (low, high):
+                parts.append(_text(LEFT - 1, at + 4, f"1e{power} {figure.unit}", "soft", "end"))
+        for column, kind in ((1, "stock"), (2, "mine")):
+            for one, other in pairwise(some):
+                parts.append(
+                    f'<line class="{kind}" x1="{x(one[0])}%" x2="{x(other[0])}%" '
+                    f'y1="{top + y(one[column])}" y2="{top + y(other[column])}"/>'
+                )
+    bottom = PANEL * len(figure.panels)
+    for power in range(math.ceil(first), math.floor(last) + 1):
+        parts.append(_text(x(1 << power), bottom + 12, f"{1 << power}", "soft", "middle"))
+    parts.append(_text(0, bottom + 12, "context, tokens", "soft"))
+    said = "; ".join(
+        f"{label}: " + ", ".join(f"at {at} {stock:.2g} and {mine:.2g}" for at, stock, mine in some)
+        for label, some in figure.panels
+    )
+    opened = _open(name, bottom + 20, figure.title, f"Stock and candidate. {said}")
+    return (
+        f"<figure>\n{opened}{''.join(parts)}</svg>\n"
+        f"<figcaption>{text(CURVES_LEGEND)}</figcaption>\n</figure>\n"
+    )
 
 
 def _share(value: float) -> float:

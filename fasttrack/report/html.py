@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fasttrack.report import figures, page
 from fasttrack.report.model import (
+    Curves,
     Forest,
     Report,
     Section,
@@ -86,9 +87,11 @@ def _section(section: Section, name: str) -> Iterator[str]:
     yield "</details>\n" if section.folded else "</section>\n"
 
 
-def _figure(figure: Forest | Timeline, name: str) -> str:
+def _figure(figure: Forest | Timeline | Curves, name: str) -> str:
     if isinstance(figure, Forest):
         return figures.forest(figure, name)
+    if isinstance(figure, Curves):
+        return figures.curves(figure, name)
     return figures.timeline(figure, name)
 
 

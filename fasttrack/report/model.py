@@ -77,6 +77,19 @@ class Timeline:
     lanes: tuple[tuple[str, tuple[Span, ...]], ...]
 
 
+Panel = tuple[str, tuple[tuple[int, float, float], ...]]
+"""Label and points: (context in tokens, stock against itself, candidate against stock)."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Amounts of both arms over a context, both axes logarithmic, one panel per eval."""
+
+    title: str
+    unit: str
+    panels: tuple[Panel, ...]
+
+
 @dataclass(frozen=True)
 class Section:
     """One heading with what stands below it, in this order: text, figure, tables.
@@ -87,7 +100,7 @@ class Section:
     title: str
     paragraphs: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
-    figure: Forest | Timeline | None = None
+    figure: Forest | Timeline | Curves | None = None
     brief: bool = False
     """Whether short forms show it too."""
     folded: bool = False

@@ -112,6 +112,8 @@ svg { display: block; overflow: visible; }
 svg text { fill: var(--ink); font-size: 12px; font-variant-numeric: tabular-nums; }
 svg .soft { fill: var(--soft); }
 svg .rule { stroke: var(--line); }
+svg .mine { stroke: var(--ink); stroke-width: 2; }
+svg .stock { stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 4 3; }
 svg .unit { stroke: var(--ink); stroke-width: 1.5; }
 svg .band { fill: var(--band); }
 svg .reach { stroke-width: 2; }

@@ -5,8 +5,9 @@ Owns counting; no verdict is made here. Read by `build`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fasttrack.schema import (
@@ -64,6 +65,9 @@ class Tally:
     sessions: list[SessionRecord] = field(default_factory=list)
     items: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Answers by (eval, arm or `control`)."""
+    drifts: dict[str, dict[int, dict[str, tuple[float, int]]]] = field(default_factory=dict)
+    """Of replayed answers by eval, context (rounded to half an octave) and arm: sum of the changes
+    of the gap, nats, and number of positions."""
     features: dict[str, dict[str, str]] = field(default_factory=dict)
     """By feature and arm, what was seen: ``holds``, or why not."""
     feature_steps: Counter[str] = field(default_factory=Counter)
@@ -77,6 +81,7 @@ class Tally:
 def count(records: Iterable[Record]) -> Tally:
     """The tally of a run's records."""
     tally = Tally()
+    gaps: dict[tuple[str, str], Sequence[float | None]] = {}
     for record in records:
         tally.records += 1
         if isinstance(record, PathRecord):
@@ -94,6 +99,10 @@ def count(records: Iterable[Record]) -> Tally:
         elif isinstance(record, ItemRecord):
             arm = record.arm if record.repeat == "main" else f"{record.arm} ({record.repeat})"
             tally.items[(record.eval, arm)] += 1
+            if (record.arm, record.repeat) == ("base", "main"):
+                gaps[(record.eval, record.item)] = record.gaps
+            elif record.repeat == "replay":
+                _drift(tally, record, gaps.get((record.eval, record.item), ()))
         elif isinstance(record, FailureRecord):
             tally.failure_count += 1
             if len(tally.failures) < MOST_KEPT:
@@ -101,6 +110,16 @@ def count(records: Iterable[Record]) -> Tally:
         elif isinstance(record, MonitorRecord):
             _monitor(tally, record)
     return tally
+
+
+def _drift(tally: Tally, record: ItemRecord, gaps: Sequence[float | None]) -> None:
+    found = tally.drifts.setdefault(record.eval, {})
+    for place, (here, there) in enumerate(zip(gaps, record.gaps, strict=False)):
+        if here is not None and there is not None:
+            context = max(1, record.prompt_tokens + place)
+            arms = found.setdefault(round(2 ** (round(2 * math.log2(context)) / 2)), {})
+            total, count = arms.get(record.arm, (0.0, 0))
+            arms[record.arm] = total + abs(there - here), count + 1
 
 
 def _seen(record: FeatureRecord) -> str:
