@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from fasttrack import __version__, checkpoints, folders, plan, rules
@@ -134,8 +135,11 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             data=options.data,
             journal=folder / "journal",
             earlier=run.records,
-            settled=lambda block, pairs: rules.settled(
-                claim, info, list(run.records("perf")), options.policy, block, pairs
+            # Blocks run one after the other, so the answer for a block stays what it is.
+            settled=cache(
+                lambda block, pairs: rules.settled(
+                    claim, info, list(run.records("perf")), options.policy, block, pairs
+                )
             ),
         )
         try:

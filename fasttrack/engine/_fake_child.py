@@ -1,8 +1,8 @@
 """Child of the fake engine: tokens from a hash, times from a simulated clock.
 
 `engine_args.fake` keys: `speedup` (candidate's decode, default 1.0), `noise_percent` (per session
-and per step, default 0.5), `seed` of that noise, `fault`, one of `FAULTS`, and `fault_arm`
-(default candidate).
+and per step, default 0.5), or `noise` = ``recorded`` for that of a real machine, its `seed`,
+`fault`, one of `FAULTS`, and `fault_arm` (default candidate).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from fasttrack.engine import _fake_evidence
 from fasttrack.engine._fake_model import STARVED_TOKENS, Lane, Model
+from fasttrack.engine._fake_noise import Noise
 from fasttrack.engine.base import (
     Caches,
     Generation,
@@ -109,9 +110,10 @@ class Backend:
         self._speedup = float(options.get("speedup", 1.0)) if self._specialised else 1.0
         if self._fault == "slow":
             self._speedup = 0.8
-        self._noise = float(options.get("noise_percent", 0.5)) / 100
-        self._random = random.Random(f"{options.get('seed', 0)}/{session}")
-        self._boot = 1 + self._random.gauss(0, self._noise)
+        seed = f"{options.get('seed', 0)}/{session}"
+        self._random = random.Random(seed)
+        share = float(options.get("noise_percent", 0.5)) / 100
+        self._noise = Noise(options.get("noise", "normal"), share, seed)
         ranks = self._target.engine_args.get("tensor_parallel_size")
         self._ranks = int(ranks or self._target.tensor_parallel_size)
         self._budget = int(self._target.engine_args.get("max_num_batched_tokens", BUDGET))
@@ -214,6 +216,7 @@ class Backend:
         if longest >= self._target.max_model_len and self._fault != "truncates":
             raise Coded("ENG-006", f"a prompt of {longest} tokens leaves no room for an answer")
         self._calls += 1
+        self._noise.call()
         if self._session.startswith(("evals-aime25", "evals-mrcr")) and self._calls == 2:
             if self._fault == "fails_in_external_evals":
                 raise Coded("ENG-006", "planted: out of blocks")
@@ -352,7 +355,7 @@ class Backend:
     def _engine_step(self, decode: int, prefill: int) -> EngineStep:
         pure = decode and not prefill
         duration = STEP_S * (1 + decode / 16) + prefill * PREFILL_TOKEN_S
-        duration *= self._boot * (1 + abs(self._random.gauss(0, self._noise)))
+        duration *= self._noise.step()
         if self._fault == "slow_start" and pure:
             self._slow -= 1
             duration *= 5.0 if self._slow > 0 else 1.0
