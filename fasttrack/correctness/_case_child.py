@@ -238,6 +238,14 @@ def go(op: str, traced: bool = False, delays_s: Sequence[float] = ()) -> dict[st
     return _watched(op, lambda case: _call(case, delays_s), traced)
 
 
+def once(op: str) -> None:
+    """Call `candidate` on the buffers made ready, even where the case could write into others:
+    those need the shapes of stock's outputs, which nobody has asked for."""
+    with torch.inference_mode():
+        _STATE.cases[op].candidate({name: one.tensor for name, one in _STATE.buffers.items()})
+    _STATE.device.synchronise()
+
+
 def capture(op: str) -> dict[str, Any]:
     """Record a call on the buffers of the slot that was made ready last."""
     case, where = _STATE.cases[op], _STATE.device

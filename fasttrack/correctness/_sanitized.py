@@ -16,7 +16,7 @@ def main(text: str) -> None:
     child.load(told["distribution"], told["fallback"], told["folder"], False)
     child.inputs(told["op"], told["regime"], told["seed"])
     child.ready(told["op"])
-    child.go(told["op"])
+    child.once(told["op"])
     torch.cuda.synchronize()
 
 

@@ -54,12 +54,13 @@ def main() -> None:
     parser.add_argument("--json")
     chosen = parser.parse_args()
     ceiling = read_bandwidth()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; reads {ceiling:.2f} TB/s")
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}; reads {ceiling:.2f} TB/s")
     print("op          B      us spread torch us   TB/s floor us share launches", flush=True)
     rows = []
-    for name in chosen.only.split(","):
+    for op in chosen.only.split(","):
         for batch in map(int, chosen.batch.split(",")):
-            made = row(WORKS[name](batch), ceiling)
+            made = row(WORKS[op](batch), ceiling)
             rows.append(made)
             torch.cuda.empty_cache()
             print(
@@ -68,7 +69,7 @@ def main() -> None:
             )  # fmt: skip
     if chosen.json:
         with open(chosen.json, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "read_tb_s": ceiling,
+            json.dump({"device": name, "read_tb_s": ceiling,
                        "torch": torch.__version__, "rows": rows}, file, indent=1)  # fmt: skip
 
 

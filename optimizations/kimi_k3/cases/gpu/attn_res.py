@@ -93,14 +93,9 @@ class AttnResCase(GpuCase):
         if final:
             mixed = common.kept(mixed, dtype).to(dtype)
         y = mixed * torch.rsqrt(mixed.square().mean(-1, keepdim=True) + EPS) * gain
-        bank = common.kept(parts["bank"], dtype)
-        if write:
-            bank[:, sources] = prefix
-        return {
-            "y": common.kept(y, dtype),
-            "prefix": prefix,
-            **_stored(prefix, bank, sources, write),
-        }
+        made = _stored(prefix, inputs["bank"], sources, write)
+        made["stored"] = prefix.clone()
+        return {"y": common.kept(y, dtype), "prefix": prefix, **made}
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """The kernel, in place on prefix and bank."""
@@ -122,4 +117,4 @@ def _stored(prefix: Tensor, bank: Tensor, sources: int, write: int) -> Tensors:
     """The block just written (the prefix where none is), and every other one."""
     stored = bank[:, sources] if write else prefix
     others = torch.cat((bank[:, :sources], bank[:, sources + write :]), dim=1)
-    return {"stored": stored.clone(), "untouched": others.bfloat16()}
+    return {"stored": stored.clone(), "untouched": others}

@@ -87,7 +87,8 @@ class KdaCase(GpuCase):
         """Every state in another slot."""
         random = torch.Generator().manual_seed(seed)
         count = len(inputs["conv"])
-        places = torch.cat((torch.zeros(1).long(), 1 + torch.randperm(count - 1, generator=random)))
+        moved = 1 + torch.randperm(count - 1, generator=random)
+        places = torch.cat((torch.zeros(1).long(), moved)).to(inputs["source"].device)
         made = dict(inputs)
         for name in _POOLS:
             made[name] = torch.empty_like(inputs[name])

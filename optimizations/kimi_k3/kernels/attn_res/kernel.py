@@ -128,15 +128,16 @@ class AttnRes:
             weights += prim.floats(prim.load_static(prim.address(score, column + 4 * half)))
             gains += prim.floats(prim.load_static(prim.address(gain, column + 4 * half)))
         if thread == 0:
-            for barrier, each in ((0, width), (1, 1)):
+            for barrier in cutlass.range_constexpr(2):
                 cute.arch.mbarrier_init(barriers + barrier, 1)
-                cute.arch.mbarrier_arrive_and_expect_tx(
-                    barriers + barrier, self.cluster * warps * each * 4
-                )
-        # Every block's barriers must be set up before another block sends.
         cute.arch.mbarrier_init_fence()
+        # Every block's barriers must be set up before another block sends.
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
+        if thread == 0:
+            for barrier, each in ((0, width), (1, 1)):
+                size = self.cluster * warps * each * 4
+                cute.arch.mbarrier_arrive_and_expect_tx(barriers + barrier, size)
         cute.arch.griddepcontrol_wait()
 
         held = []

@@ -164,6 +164,7 @@ class Kda:
             for barrier in cutlass.range_constexpr(3):
                 cute.arch.mbarrier_init(barriers + barrier, 1)
         cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
         if thread == 0:
             size = cutlass.const_expr(WIDTH * WIDTH * 2)
             cute.arch.mbarrier_arrive_and_expect_tx(barriers + 2, size)
