@@ -18,6 +18,7 @@ eval_faults = pytest.importorskip("eval_faults")
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
+@pytest.mark.timeout(900)
 def test_a_head_off_by_two_percent_is_seen_and_an_honest_path_passes(tmp_path: Path) -> None:
     lab = eval_faults.Lab(tmp_path)
     lab.spec = {**lab.spec, "items": 8}
