@@ -175,8 +175,6 @@ def seen(verdicts: Sequence[Verdict], name: str) -> str:
     found = []
     for look in LOOKS:
         refused = [v for v in verdicts if v.cell.startswith(f"{name}/{look}") and v.state not in OK]
-        # An eval that base cannot answer shows no loss; that is known and no find.
-        refused = [v for v in refused if v.state is not State.INSENSITIVE]
         if refused:
             worst = min(refused, key=lambda v: v.state is State.INCONCLUSIVE)
             found.append(f"{look} {worst.state.value}")

@@ -25,6 +25,8 @@ class EvalTask(Protocol):
     name: str
     answer_tokens: int | None
     """Most tokens of an answer, where fewer are enough than the tier allows."""
+    judged: bool
+    """Whether scores mean anything; else only tokens and their log-probabilities are judged."""
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """Items from a seed; the same arguments give the same items.

@@ -24,21 +24,22 @@ def judge(case: Case) -> Iterator[Verdict]:
     names = dict.fromkeys(record.eval for record in records)
     if not names:
         yield missing("quality", "evals", case, "evals")
-    embedded = {task.name for task in registry()}
-    evals: dict[str, tuple[Pair, ...]] = {}
+    embedded = {task.name: task for task in registry()}
+    scored: dict[str, tuple[Pair, ...]] = {}
     for name in names:
         try:
             pairs = pair([record for record in records if record.eval == name])
         except Unpaired as error:
             yield incomplete(case, name, str(error))
             continue
-        evals[name] = pairs
-        yield from accuracy(case, name, pairs)
+        if name not in embedded or embedded[name].judged:
+            scored[name] = pairs
+            yield from accuracy(case, name, pairs)
         yield length(case, name, pairs)
         yield _divergence(case, name, pairs)
         if name in embedded or any(p.replay for p in pairs):
             yield from replay(case, name, pairs)
-    yield from alarms(case, evals)
+    yield from alarms(case, scored)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The next characters of a text that nobody can know for sure.
 
-Synthetic and offline. The prompt is a question of `long_chain`, cut off at a random place; what
-followed there is what scores. The other tasks ask for answers that a trained model is certain of:
-there, tokens that are drawn where they should be chosen, or drawn at another temperature, are the
-same tokens. Here many are close, so that a change of sampling, or of a log-probability that no
-certain answer shows, is seen in the answers themselves and in their replay.
+Synthetic and offline. The prompt is a question of `long_chain`, cut off at a random place. What
+follows is mostly random, so the share of it that is guessed is recorded and not judged. The other
+tasks ask for answers that a trained model is certain of: there, tokens that are drawn where they
+should be chosen, or drawn at another temperature, are the same tokens. Here many are close, so that
+a change of sampling, or of a log-probability that no certain answer shows, is seen in the answers
+themselves and in their replay.
 
 Owns: the generator and the scorer. Cloze procedure: Taylor, Journalism Quarterly 30, 1953.
 """
@@ -33,6 +34,7 @@ class Cloze:
 
     name: str = "cloze"
     answer_tokens: int | None = 32
+    judged: bool = False
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """No text is longer than `task.MIN_PROMPT_TOKENS`."""

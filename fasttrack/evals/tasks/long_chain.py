@@ -101,6 +101,7 @@ class LongChain:
 
     name: str = "long-chain"
     answer_tokens: int | None = None
+    judged: bool = True
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """The prompts have one length, which fits in `task.MIN_PROMPT_TOKENS`."""

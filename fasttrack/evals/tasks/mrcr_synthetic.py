@@ -152,6 +152,7 @@ class MrcrSynthetic:
 
     name: str = "mrcr-synthetic"
     answer_tokens: int | None = None
+    judged: bool = True
 
     def items(self, seed: int, count: int, max_prompt_tokens: int) -> Sequence[Item]:
         """Sizes are in characters, so that the prompts fit whatever the tokenizer."""

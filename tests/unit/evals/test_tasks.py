@@ -75,4 +75,5 @@ def test_a_cloze_is_a_text_cut_off_and_scores_what_is_right_before_the_first_mis
     assert {len(item.answer) for item in items} == {cloze.WANTED}
     assert len({item.prompt[-2:] for item in items}) > 16, "the cuts are at many places"
     item = Item(id="c", prompt="<|user|>start ab", answer="cd:e")
+    assert not cloze.TASK.judged and long_chain.TASK.judged and mrcr_synthetic.TASK.judged
     assert [cloze.TASK.score(item, text) for text in ("cd:ef", "cd.e", "d:e", "")] == [1, 0.5, 0, 0]

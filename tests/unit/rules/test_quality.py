@@ -60,6 +60,12 @@ def test_margin_comes_from_policy() -> None:
     assert judge(scored(400, 2), strict)["recall/accuracy"].state is State.INCONCLUSIVE
 
 
+def test_scores_of_a_task_that_asks_what_nobody_knows_are_not_judged() -> None:
+    moved = [r.model_copy(update={"eval": "cloze"}) for r in scored(20, 10)]
+    assert "recall/accuracy" in judge(scored(20, 10))
+    assert {cell.split("/")[1] for cell in judge(moved)} == {"length", "divergence", "replay"}
+
+
 def drifted(shift: float, answers: int) -> Verdict:
     """Divergence where stock moved by 2e-3 nats and the candidate's first `answers` by `shift`."""
     records = [
