@@ -4,7 +4,7 @@
 optimization on `cpu-nano` at tier `smoke`: base once, the candidate without a fault, and the
 candidate under each planted fault of `tests/plants`. Nothing but the rules of the eval stage judges
 them. ``--stock N`` adds N repetitions, each with items of its own, in which both arms are stock in
-different batch compositions. Records are kept in ``--keep``; what is there is not run again.
+batches of different sizes. Records are kept in ``--keep``; what is there is not run again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,12 @@ FAULTS = {
 LOOKS = ("accuracy", "length", "divergence", "replay")
 """Kinds of verdicts of an eval: the second part of a cell's name."""
 OK = (State.PASS, State.NON_INFERIOR)
-GRID_OF_CONTROL = 11
-"""Largest batch of stock's second arm: unlike base's 16 and 64, so that it rounds otherwise."""
+STOCK_ITEMS = 8
+"""Items of one repetition of stock against stock, per eval."""
+STOCK_LEN = 640
+"""Longest prompt and answer there: many short items tell more about false alarms than few long."""
+OTHER_BATCH = 11
+"""Largest batch of stock's second arm: unlike base's 64, so that it rounds otherwise."""
 
 
 def main() -> int:
@@ -127,20 +131,20 @@ class Lab:
             patch.setenv("PYTHONPATH", str(REPO / "tests" / "plants"), prepend=os.pathsep)
             return self.run(plant, self.setting(earlier=base), arm="candidate")
 
-    def stock_again(self, base: Sequence[Record], **spec: Any) -> list[Record]:
-        """Records of stock as both arms, the second one in other batches."""
+    def stock(
+        self, name: str, arm: str, batch: int, items: int, base: Sequence[Record] = ()
+    ) -> list[Record]:
+        """Records of stock as either arm, in batches of `batch`."""
         setting = self.setting(earlier=base)
-        target = setting.target.model_copy(
-            update={"grid": setting.target.grid.model_copy(update={"batch": (GRID_OF_CONTROL,)})}
-        )
+        grid = setting.target.grid.model_copy(update={"batch": (batch,)})
+        short = setting.target.model_copy(update={"grid": grid, "max_model_len": STOCK_LEN})
         switch = setting.claim.switch
-        twice = setting.claim.model_copy(
-            update={
-                "switch": switch.model_copy(update={"candidate": switch.base}),
-                "targets": {TARGET: target},
-            }
-        )
-        return self.run("stock-again", replace(setting, claim=twice), arm="candidate", **spec)
+        twice = {
+            "switch": switch.model_copy(update={"candidate": switch.base}),
+            "targets": {TARGET: short},
+        }
+        claim = setting.claim.model_copy(update=twice)
+        return self.run(name, replace(setting, claim=claim), arm=arm, items=items)
 
     def judge(self, records: Iterable[Record]) -> list[Verdict]:
         """Verdicts of the eval stage."""
@@ -183,12 +187,13 @@ def seen(verdicts: Sequence[Verdict], name: str) -> str:
 
 def stock(lab: Lab, times: int) -> Iterator[str]:
     """Stock against stock: repetitions with disjoint items, all from one engine per arm."""
-    items = lab.spec["items"] * times
+    items = STOCK_ITEMS * times
+    batch = max(lab.frozen.claim.targets[TARGET].grid.batch)
     with pytest.MonkeyPatch.context() as patch:
         # One at a time would take four times as long and is no better a control here.
         patch.setattr(evals_run, "CONTROL_CONCURRENCY", 4)
-        base = lab.run("stock-base", lab.setting(), arm="base", items=items)
-        again = lab.stock_again(base, items=items)
+        base = lab.stock("stock", "base", batch, items)
+        again = lab.stock("stock-again", "candidate", OTHER_BATCH, items, base)
     names = list(dict.fromkeys(r.item for r in base if isinstance(r, ItemRecord)))
     states: Counter[str] = Counter()
     refused: list[str] = []
@@ -201,9 +206,11 @@ def stock(lab: Lab, times: int) -> Iterator[str]:
                 refused.append(f"{turn}: {verdict.cell} {verdict.state.value} {verdict.detail}")
     for line in refused:
         print(line, file=sys.stderr)
-    yield f"Stock against stock, {times} repetitions with items of their own, batches of"
-    yield f"{max(lab.frozen.claim.targets[TARGET].grid.batch)} against {GRID_OF_CONTROL}: " + (
-        ", ".join(f"{count} {state}" for state, count in states.most_common()) + "."
+    told = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    yield (
+        f"Stock against stock: {times} repetitions with {STOCK_ITEMS} items of their own\n"
+        f"per eval, up to {STOCK_LEN} tokens long, in batches of {batch} against {OTHER_BATCH}.\n"
+        f"All verdicts of all repetitions: {told}."
     )
 
 
