@@ -32,18 +32,14 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     if not cells:
         return []
     records: list[Record] = []
-    before = monitors.snapshot()
     with setting.session("perf", name, arm, records, variant) as session:
         longest = max(cell.context_tokens for cell in cells)
         corpus = session.encode([prompts.corpus(setting.seed, 8 * longest)])[0]
-        for index, cell in enumerate(cells):
-            setting.say(f"{name}: {cell.id} ({index + 1}/{len(cells)})")
-            records.extend(_cell(setting, session, name, arm, cell, corpus, spec))
-    records.append(
-        MonitorRecord(
-            stage="perf", session=name, values=monitors.between(before, monitors.snapshot())
-        )
-    )
+        with monitors.Watch() as watch:
+            for index, cell in enumerate(cells):
+                setting.say(f"{name}: {cell.id} ({index + 1}/{len(cells)})")
+                records.extend(_cell(setting, session, name, arm, cell, corpus, spec))
+    records.append(MonitorRecord(stage="perf", session=name, values=watch.values))
     return records
 
 

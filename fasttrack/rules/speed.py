@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fasttrack import stats
@@ -19,7 +19,7 @@ from fasttrack.perf.window import cost_s, window
 from fasttrack.rules import looks
 from fasttrack.rules.base import Case, Rule
 from fasttrack.rules.looks import Look, Pair
-from fasttrack.rules.validity import engine_problem, exercised, problem_of
+from fasttrack.rules.validity import engine_problem, exercised, machine_problems, problem_of
 from fasttrack.schema import (
     ARMS,
     Cell,
@@ -79,11 +79,12 @@ class _Seen:
 def _look_at(case: Case) -> list[_Seen]:
     """The planned cells that the run was to measure, each with its last look."""
     problem = engine_problem(case)
+    machine = machine_problems(case)
     by_cell: dict[str, list[SampleRecord]] = defaultdict(list)
     for sample in case.records(SampleRecord):
         by_cell[sample.cell].append(sample)
     found = [
-        _validated(case, cell, by_cell[cell.id], problem)
+        _validated(case, cell, by_cell[cell.id], problem, machine)
         for cell in case.claim.cells(case.run.target)
         if case.wants(cell.id)
     ]
@@ -102,7 +103,13 @@ def _look_at(case: Case) -> list[_Seen]:
     ]
 
 
-def _validated(case: Case, cell: Cell, samples: Sequence[SampleRecord], problem: str) -> _Seen:
+def _validated(
+    case: Case,
+    cell: Cell,
+    samples: Sequence[SampleRecord],
+    problem: str,
+    machine: Mapping[str, str],
+) -> _Seen:
     """Which samples count, decided before any duration is read."""
     declared = case.target.grid.unsupported_because(cell.id)
     if declared:
@@ -116,7 +123,7 @@ def _validated(case: Case, cell: Cell, samples: Sequence[SampleRecord], problem:
     if unused:
         detail = f"session {unused[0].session} did not run the specialised path in its window"
         return _Seen(cell, (), State.NOT_EXERCISED, "PATH-NONE", detail)
-    problems = {s.session: problem_of(s, cell, case) for s in samples}
+    problems = {s.session: problem_of(s, cell, case, machine) for s in samples}
     excluded = sorted(f"{session}: {why}" for session, (_, why) in problems.items() if why)
     valid = [s for s in samples if not problems[s.session][0]]
     pairs = _pairs(valid, cell)

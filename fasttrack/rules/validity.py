@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fasttrack import stats
 from fasttrack.perf.window import PREFILL_ROUNDS, prefill_rounds, window
 from fasttrack.rules.base import Case
-from fasttrack.schema import Cell, PathRecord, SampleRecord, SessionRecord
+from fasttrack.schema import Cell, MonitorRecord, PathRecord, SampleRecord, SessionRecord
+from fasttrack.schema.record import Scalar
 
 MIN_WINDOW_STEPS = 8
 LEAST_SHARE = 0.5
@@ -46,9 +47,39 @@ def engine_problem(case: Case) -> str:
     return ""
 
 
-def problem_of(sample: SampleRecord, cell: Cell, case: Case) -> tuple[str, str]:
-    """(reason, why) a sample does not count; empty if it does."""
+def machine_problems(case: Case) -> dict[str, str]:
+    """Why sessions do not count, by their name: whose machine was not left to them.
+
+    Of targets that give evidence; a simulated engine has no machine.
+    """
+    if case.target.role != "evidence" or case.target.engine == SIMULATED_ENGINE:
+        return {}
+    watched = {r.session: r.values for r in case.records(MonitorRecord) if r.stage == "perf"}
+    sessions = {sample.session for sample in case.records(SampleRecord)}
+    return {name: _foreign(watched.get(name, {}), case) for name in sessions}
+
+
+def _foreign(values: Mapping[str, Scalar], case: Case) -> str:
+    share = values.get("foreign_cpu_share")
+    if not isinstance(share, float | int):
+        return "nobody watched the machine"
+    if share > case.policy.speed.max_foreign_cpu_share:
+        return f"processes of others used {100 * share:.0f} % of the machine's CPU time"
+    if values.get("gpu_foreign_processes"):
+        return f"{values['gpu_foreign_processes']:g} processes of others were on the GPUs"
+    if values.get("gpu_throttle_bits"):
+        return f"GPU clocks were throttled (reasons {values['gpu_throttle_bits']:g})"
+    if values.get("gpu_ecc_errors"):
+        return f"{values['gpu_ecc_errors']:g} uncorrected memory errors"
+    return ""
+
+
+def problem_of(
+    sample: SampleRecord, cell: Cell, case: Case, machine: Mapping[str, str]
+) -> tuple[str, str]:
+    """(reason, why) a sample does not count; empty if it does. `machine`: of `machine_problems`."""
     for reason, why in (
+        ("VAL-MACHINE", machine.get(sample.session, "")),
         ("VAL-TOKENS", sample_problem(sample, cell)),
         ("VAL-CLOCK", clock_problem(sample, cell, case)),
         ("VAL-WARM", warmth_problem(sample, cell)),

@@ -385,6 +385,9 @@ class SpeedPolicy(Frozen):
     """No difference smaller than this counts, whatever the noise."""
     equivalence_margin_percent: float = Field(default=3.0, ge=0)
     max_excluded_share: float = Field(default=0.25, ge=0, le=1)
+    max_foreign_cpu_share: float = Field(default=0.1, ge=0, le=1)
+    """Of the machine's CPU time, what processes of others may use while evidence is measured; runs
+    of the role `development` only tell it."""
 
     @property
     def look_level(self) -> float:

@@ -492,6 +492,11 @@ REASONS: dict[str, Explanation] = {
         "others use the machine.",
         "Run alone on the machine. If one arm is always concerned, warm it up before its window.",
     ),
+    "VAL-MACHINE": Explanation(
+        "Too many sessions did not have the machine to themselves: processes of others used its "
+        "CPUs or GPUs, GPU clocks were throttled, memory failed, or nobody watched.",
+        "Stop what else runs, cool the machine down, and measure again.",
+    ),
     "VAL-ENGINE": Explanation(
         "Sessions of one run differ in more than the switch (build, flags, checkpoint).",
         "Nothing may be upgraded or reconfigured during a run.",

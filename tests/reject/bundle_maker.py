@@ -374,7 +374,7 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
             made.append(path("perf", name, arm, cell.id, ran))
         return made
 
-    values = {"load_1min": 0.5, "steal_share": 0.0}
+    values = {"load_1min": 0.5, "steal_share": 0.0, "foreign_cpu_share": 0.01}
     return [
         *session(clock, "perf", name, arm, body),
         MonitorRecord(stage="perf", session=name, values=values),

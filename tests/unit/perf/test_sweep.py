@@ -11,7 +11,7 @@ import pytest
 from local_engine import setting
 
 from fasttrack.engine.setting import Setting
-from fasttrack.perf import monitors, prompts, sweep
+from fasttrack.perf import prompts, sweep
 from fasttrack.perf.window import cost_s, decode_window
 from fasttrack.rules import validity
 from fasttrack.schema import MonitorRecord, PathRecord, SampleRecord, SessionRecord, Target
@@ -220,30 +220,3 @@ def test_cells_that_are_declared_unsupported_are_not_measured(tmp_path: Path) ->
     chosen = with_grid(tmp_path, unsupported={"*/batch=4/*": "needs more memory than it has"})
     made = samples(sweep.run(chosen, {"arm": "base", **SPEC}))
     assert [s.planned_requests for s in made] == [1]
-
-
-# Monitors
-
-
-def test_the_machine_is_looked_at() -> None:
-    before = monitors.snapshot()
-    assert {"load_1min", "cpu_ticks", "available_mib"} <= set(before)
-    values = monitors.between(before, {**monitors.snapshot(), "cpu_ticks": before["cpu_ticks"] + 5})
-    assert values["available_mib"] > 0
-    assert values["steal_share"] >= 0
-
-
-def test_stolen_time_is_a_share() -> None:
-    before = {"cpu_ticks": 100.0, "steal_ticks": 10.0}
-    after = {"cpu_ticks": 200.0, "steal_ticks": 35.0, "load_1min": 1.5}
-    assert monitors.between(before, after) == {"load_1min": 1.5, "steal_share": 0.25}
-    assert monitors.between(before, before) == {}
-
-
-def test_a_machine_that_tells_nothing_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> str:
-        raise OSError("no /proc here")
-
-    monkeypatch.setattr(monitors.Path, "read_text", fails)
-    assert set(monitors.snapshot()) <= {"load_1min"}
-    assert monitors.between({}, {}) == {}

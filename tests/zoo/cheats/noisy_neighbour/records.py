@@ -1,0 +1,18 @@
+"""A foreign process in every session of base."""
+
+from types import ModuleType
+from typing import Any
+
+from fasttrack.schema import MonitorRecord
+
+SEEN = {"foreign_cpu_share": 0.5}
+
+
+def records(zoo: ModuleType) -> list[Any]:
+    """The watch's word on base."""
+    made = []
+    for record in zoo.honest_run():
+        if isinstance(record, MonitorRecord) and record.session.endswith("base"):
+            record = record.model_copy(update={"values": SEEN})
+        made.append(record)
+    return made
