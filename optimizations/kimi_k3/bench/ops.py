@@ -16,7 +16,8 @@ from torch.nn import functional
 from kimi_k3.bench.timing import COLD_BYTES, Call
 from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.gpu import Bound
-from kimi_k3.kernels.kda.launch import kda, pitch
+from kimi_k3.kernels.kda.form import pitch
+from kimi_k3.kernels.kda.launch import kda
 from kimi_k3.kernels.projection.launch import projection
 
 HIDDEN, BLOCKS, HEADS, WIDTH, EPS, BOUND = 7168, 8, 12, 128, 1e-5, -5.0

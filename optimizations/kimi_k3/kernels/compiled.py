@@ -12,8 +12,10 @@ from typing import Any
 from fasttrack.audit.declare import CompiledKernel
 from kimi_k3.kernels import gpu
 from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
-from kimi_k3.kernels.kda.launch import kda, pitch
-from kimi_k3.kernels.projection.launch import DEVICES, Device, projection
+from kimi_k3.kernels.kda.form import pitch
+from kimi_k3.kernels.kda.launch import kda
+from kimi_k3.kernels.projection.form import DEVICES, Device
+from kimi_k3.kernels.projection.launch import projection
 
 ARCHS = tuple(DEVICES)
 HIDDEN, BLOCKS, HEADS, EPS, BOUND = 7168, 8, 12, 1e-5, -5.0

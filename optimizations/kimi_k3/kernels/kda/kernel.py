@@ -1,12 +1,12 @@
 """Kimi delta attention on a GPU: everything between two projections in one launch.
 
-Owns: device code. Does not own: which state belongs to which request, how heads are cut (`launch`).
+Owns: device code. Does not own: which state belongs to which request, how heads are cut (`form`).
 Read by: `kda.launch`, `kernels.compiled`; needs CuTe DSL and nothing else.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -15,43 +15,12 @@ from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
 from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.kda.form import TAPS, WIDTH, Heads
 
-WIDTH = 128
-"""Keys and values of a head, and the rank of the decay gate."""
-TAPS = 4
 LENGTH_EPS = 1e-6
 """Added to the sum of squares of a query or key."""
 NORM_EPS = 1e-5
 """Of the output norm: fixed by the released model, whatever `rms_norm_eps` says."""
-
-
-class Heads(NamedTuple):
-    """What code is made for."""
-
-    heads: int
-    """Of this rank."""
-    batch: int
-    tokens: int
-    """Per request: 1 for plain decode, more for a verification."""
-    pitch: int
-    """Numbers from row to row of the projection."""
-    slots: int
-    """Of the two state pools."""
-    lower_bound: float
-    """Most negative log decay per step."""
-    parts: int
-    """Blocks per head, a cluster: each has 128 / parts rows of the state."""
-    warps: int
-
-    @property
-    def rows(self) -> int:
-        """State rows of one block."""
-        return WIDTH // self.parts
-
-    @property
-    def warp_rows(self) -> int:
-        """State rows of one warp."""
-        return self.rows // self.warps
 
 
 class Kda:

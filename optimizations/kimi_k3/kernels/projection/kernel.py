@@ -1,12 +1,12 @@
 """Packed linear maps for few rows on a GPU: weights streamed once, as fast as memory gives them.
 
-Owns: device code. Does not own: what is packed together (`prepared`), how a map is cut (`launch`).
+Owns: device code. Does not own: what is packed together (`prepared`), how a map is cut (`form`).
 Read by: `projection.launch`, `kernels.compiled`; needs CuTe DSL and nothing else.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -16,88 +16,7 @@ from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
 from kimi_k3.kernels.gpu import Argument
-
-BOX = 64
-"""Columns of one TMA box: 128 bytes, the width of the swizzle."""
-STEP = 16
-"""Columns of one matrix instruction."""
-
-
-class Map(NamedTuple):
-    """What code is made for: shape [outputs, inputs], batch, and how the work is cut."""
-
-    outputs: int
-    inputs: int
-    batch: int
-    rows: int
-    """Weight rows of one block."""
-    boxes: int
-    """Boxes of one stage; two consumer warps share each."""
-    stages: int
-
-    @property
-    def warps(self) -> int:
-        """Consumer warps."""
-        return 2 * self.boxes
-
-    @property
-    def tiles(self) -> int:
-        """Matrix instructions that cover the rows: 16 each."""
-        return -(-self.rows // 16)
-
-    @property
-    def split_batch(self) -> bool:
-        """Whether the two warps of a box take half the batch each, or half the columns."""
-        return self.batch > 8
-
-    @property
-    def partials(self) -> int:
-        """Sums to add up for one output."""
-        return self.boxes if self.split_batch else self.warps
-
-    @property
-    def pitch(self) -> int:
-        """Floats between batch rows of a partial sum: 4 more than rows, so that the 8 x 4 places a
-        warp stores to at once lie in different banks."""
-        return 16 * self.tiles + 4
-
-    @property
-    def held_rows(self) -> int:
-        """Rows of a box in shared memory. TMA writes eight at a time; the last matrix instruction
-        may read into the next box, for outputs that nobody stores."""
-        return -(-self.rows // 8) * 8
-
-    @property
-    def held_batch(self) -> int:
-        """Batch rows of a box in shared memory: matrix instructions of each warp take 8."""
-        each = 16 if self.split_batch else 8
-        return -(-self.batch // each) * each
-
-    @property
-    def chunks(self) -> int:
-        """Stages that pass through one block."""
-        return self.inputs // (self.boxes * BOX)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Shared memory of one stage."""
-        return (self.held_rows + self.held_batch) * self.boxes * BOX * 2
-
-    @property
-    def ring(self) -> int:
-        """Stages held at once: no more than there are."""
-        return min(self.stages, self.chunks)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of one block; the partial sums at the end lie where the stages were."""
-        partial = self.partials * self.pitch * self.held_batch * 4
-        return max(self.ring * self.stage_bytes, partial) + 2048
-
-    @property
-    def blocks(self) -> int:
-        """Thread blocks."""
-        return -(-self.outputs // self.rows)
+from kimi_k3.kernels.projection.form import BOX, STEP, Map
 
 
 class Projection:

@@ -1,0 +1,54 @@
+"""How GPU kernels are cut: whole, within shared memory, with room for a neighbour.
+
+Protects what a wrong cut would break on a GPU only: rows that no block owns, blocks that do not
+start, kernels that cannot run beside each other. Needs no GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kimi_k3.kernels.kda import form as kda
+from kimi_k3.kernels.projection.form import BOX, DEVICES, NEIGHBOUR, Device, cut
+
+MAPS = ((6288, 7168), (3648, 7168), (2304, 1536), (7168, 1536), (7168, 768), (1152, 1536))
+RESERVED = 1024
+"""Bytes of shared memory the driver keeps for itself per block."""
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
+@pytest.mark.parametrize(("outputs", "inputs"), MAPS)
+def test_every_row_has_one_block_and_the_block_fits(
+    outputs: int, inputs: int, device: Device
+) -> None:
+    for batch in range(1, 65):
+        form = cut(outputs, inputs, batch, device)
+        assert form.blocks <= device.multiprocessors
+        assert (form.blocks - 1) * form.rows < outputs <= form.blocks * form.rows
+        assert form.chunks * form.boxes * BOX == inputs
+        assert 2 <= form.ring <= form.chunks
+        assert form.held_batch >= batch and form.held_rows >= form.rows
+        assert form.shared_bytes <= device.shared_bytes
+
+
+def test_a_block_of_kda_fits_beside_a_projection_of_a_small_batch() -> None:
+    for heads, batch in ((12, 1), (12, 8), (6, 3)):
+        parts, warps = kda.cut(heads, batch)
+        layer = kda.Heads(heads, batch, 1, kda.pitch(heads), 8, -5.0, parts, warps)
+        assert layer.shared_bytes + RESERVED <= NEIGHBOUR
+
+
+@pytest.mark.parametrize("batch", [0, 65])
+def test_other_batches_are_refused(batch: int) -> None:
+    with pytest.raises(ValueError, match="batch"):
+        cut(6288, 7168, batch, DEVICES["sm_90a"])
+
+
+@pytest.mark.parametrize("heads", [6, 12, 24, 96])
+def test_a_cut_covers_a_head_and_its_registers_hold_the_rows(heads: int) -> None:
+    for batch in range(1, 65):
+        parts, warps = kda.cut(heads, batch)
+        layer = kda.Heads(heads, batch, 1, kda.pitch(heads), batch + 1, -5.0, parts, warps)
+        assert layer.rows * parts == kda.WIDTH and layer.warp_rows * warps == layer.rows
+        assert layer.warp_rows <= 16 and parts <= 8
+        assert layer.pitch % 16 == 0 and layer.pitch >= (4 * heads + 1) * 128 + heads
