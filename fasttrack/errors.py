@@ -183,6 +183,10 @@ EXPLANATIONS: dict[str, Explanation] = {
         "`hf download REPO FILE --repo-type dataset --revision COMMIT` where there is a network; "
         "give the file by `--data NAME=FILE`.",
     ),
+    "EVL-009": Explanation(
+        "An external eval wants the server of an engine that has none.",
+        "Leave `server` out of the target's evals, or use an engine that has one, such as vllm.",
+    ),
     "ENV-001": Explanation(
         "A Python package that this command needs is not installed.",
         "Install the extra named in the message. `fasttrack doctor` shows all of them.",

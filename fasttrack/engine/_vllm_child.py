@@ -104,7 +104,7 @@ class Backend:
         evidence = self._evidence()
         return SessionInfo(
             switch=evidence.get("switch"),
-            fingerprint=self._fingerprint(),
+            fingerprint=fingerprint(self._engine.vllm_config),
             prepared_batches=tuple(evidence.get("prepared_batches", ())),
         ).json_value()
 
@@ -383,7 +383,7 @@ class Backend:
             if output.total_num_scheduled_tokens:
                 if output.scheduled_spec_decode_tokens:
                     self._drafted.append(len(self._scheduled))
-                self._scheduled.append(_split(output, scheduler.requests))
+                self._scheduled.append(split(output, scheduler.requests))
                 self._contexts.append(_context(output))
             self._seen["preempted"] += len(output.preempted_req_ids or ())
             return output
@@ -406,31 +406,32 @@ class Backend:
             return {}
         return dict(self._llm.collective_rpc("fasttrack_evidence", args=(True,))[0])
 
-    def _fingerprint(self) -> dict[str, str | int | float | bool | None]:
-        import torch
-        import vllm
 
-        config = self._engine.vllm_config
-        return {
-            "engine": "vllm",
-            "vllm": vllm.__version__,
-            "vllm_tested": vllm.__version__.split("+")[0] in TESTED,
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "timer": "perf_counter",
-            "device": str(config.device_config.device_type),
-            "dtype": str(config.model_config.dtype),
-            "max_model_len": config.model_config.max_model_len,
-            "max_num_seqs": config.scheduler_config.max_num_seqs,
-            "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
-            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-            "block_size": config.cache_config.block_size,
-            "kv_cache_dtype": str(config.cache_config.cache_dtype),
-            "enforce_eager": bool(config.model_config.enforce_eager),
-            "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-            "installed": _installed_digest(),
-        }
+def fingerprint(config: Any) -> dict[str, str | int | float | bool | None]:
+    """What decides the numbers of an engine of this configuration in this process."""
+    import torch
+    import vllm
+
+    return {
+        "engine": "vllm",
+        "vllm": vllm.__version__,
+        "vllm_tested": vllm.__version__.split("+")[0] in TESTED,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "timer": "perf_counter",
+        "device": str(config.device_config.device_type),
+        "dtype": str(config.model_config.dtype),
+        "max_model_len": config.model_config.max_model_len,
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
+        "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+        "block_size": config.cache_config.block_size,
+        "kv_cache_dtype": str(config.cache_config.cache_dtype),
+        "enforce_eager": bool(config.model_config.enforce_eager),
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "installed": _installed_digest(),
+    }
 
 
 def _runner(worker: Any) -> Any:
@@ -438,7 +439,7 @@ def _runner(worker: Any) -> Any:
     return worker.model_runner
 
 
-def _split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
+def split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
     """(decode tokens, prefill tokens) of a scheduler output.
 
     A row decodes when all of its prompt was computed before this step and it runs one token, or

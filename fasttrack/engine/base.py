@@ -344,6 +344,8 @@ class Engine:
 
     name: str
     module: str
+    server: str = ""
+    """The child module that keeps an OpenAI-compatible server; empty where there is none."""
     requires: tuple[tuple[str, str], ...] = ()
     """(importable package, extra that brings it)."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from fasttrack.engine.base import Engine
 ENGINE = Engine(
     name="vllm",
     module="fasttrack.engine._vllm_child",
+    server="fasttrack.engine._vllm_server_child",
     requires=(("vllm", "cpu"), ("torch", "cpu")),
     env={
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

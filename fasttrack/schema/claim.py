@@ -186,6 +186,9 @@ class ExternalEval(Frozen):
     temperature: float = Field(default=0.0, ge=0, le=2)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
+    server: bool = False
+    """Ask the engine's OpenAI-compatible server, which is started for it, over HTTP."""
+
     @model_validator(mode="after")
     def _consistent_eval(self) -> ExternalEval:
         if self.samples > 1 and self.temperature == 0:

@@ -23,6 +23,7 @@ from fasttrack.evals import manifest
 from fasttrack.evals import run as evals
 from fasttrack.evals.external.asker import MAX_BOOTS
 from fasttrack.evals.external.prepare import prepare
+from fasttrack.rules.path import mismatch
 from fasttrack.schema import ItemRecord, MonitorRecord, PathRecord, SessionRecord
 from fasttrack.schema.claim import ExternalEval
 from fasttrack.verify.answers import check as check_answers
@@ -41,6 +42,8 @@ AIME = [
 GSM = [
     {"id": 3, "instance": 0, "question": "Ann has 3 pears and eats 1. How many are left?",
      "answer": "3 - 1 = 2\n#### 2"},
+    {"id": 3, "instance": 1, "question": "Bo has 9 figs and eats 4. How many are left?",
+     "answer": "9 - 4 = 5\n#### 5"},
 ]  # fmt: skip
 
 
@@ -307,6 +310,7 @@ def test_the_real_engine_answers_through_the_models_chat_template(tmp_path: Path
             file="aime.jsonl", answer_tokens=16, samples=2, temperature=0.8, top_p=0.95
         ),
         "mrcr": ExternalEval(file="mrcr.parquet", answer_tokens=16),
+        "gsm-symbolic": ExternalEval(file="gsm.jsonl", answer_tokens=16, server=True),
     }
     targets = {"cpu-nano": target.model_copy(update={"evals": wanted})}
     write_data(tmp_path)
@@ -326,13 +330,20 @@ def test_the_real_engine_answers_through_the_models_chat_template(tmp_path: Path
     )
     for one in prepare(setting):
         manifest.write(one, tmp_path)
-    for name, count in (("aime25", 4), ("mrcr", 2)):
+    # The last one through a server, which renders and schedules by itself.
+    for name, count in (("aime25", 4), ("mrcr", 2), ("gsm-symbolic", 2)):
         made = evals.run(setting, {"arm": "candidate", "external": name})
         found = [r for r in made if isinstance(r, ItemRecord)]
         assert len({(r.item, r.repeat) for r in found}) == len(found) == 2 * count
         assert {r.error for r in found} == {""}
         assert {r.score for r in found} <= {0.0, 1.0} or name == "mrcr"
         assert all(0 < len(r.token_ids) <= 16 for r in found)
-        paths = [step.path for r in made if isinstance(r, PathRecord) for step in r.steps]
-        assert "specialised" in paths
+        paths = [r for r in made if isinstance(r, PathRecord)]
+        assert "specialised" in {step.path for record in paths for step in record.steps}
+        assert [mismatch(record) for record in paths] == [""] * len(paths)
+        assert all(record.scheduled for record in paths)
+        assert {len(r.logprobs) - len(r.token_ids) for r in found} == {0}
+        (session,) = [r for r in made if isinstance(r, SessionRecord)]
+        assert session.variant == ("server" if wanted[name].server else "")
+        assert session.fingerprint["engine"] == "vllm"
         assert any(f"{name} (candidate, main): {count} of {count}, score" in one for one in said)

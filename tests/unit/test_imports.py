@@ -99,11 +99,13 @@ FASTTRACK_OUTSIDE = {
     "engine._vllm_caches": f"{CORE} torch",
     "engine._vllm_requests": f"{CORE} vllm",
     "engine._vllm_forced": f"{CORE} torch vllm",
+    "engine._vllm_served": f"{CORE} vllm",
     "audit.plants": f"{CORE} cutlass",
     "audit.runtime": f"{CORE} cuda cutlass torch",
     "correctness.compare": f"{CORE} numpy",
     "correctness.controls": f"{CORE} numpy",
     "evals.external.harness": f"{CORE} datasets lm_eval",
+    "evals.external.served": f"{CORE} aiohttp lm_eval",
     "verify.compact": f"{CORE} pydantic_core",
     "*": CORE,
 }

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from fasttrack.engine.base import Answer, Generation, Request, Sampling, Session
-from fasttrack.engine.setting import Setting, path_record
+from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
 from fasttrack.errors import FasttrackError, RunError
 from fasttrack.evals.ended import unended
 from fasttrack.evals.external.journal import Journal
@@ -44,6 +44,9 @@ class Asker:
         self._session: Session | None = None
         self._running: SessionRecord | None = None
         self._left = MAX_BOOTS
+        wanted = setting.target.evals[manifest.eval]  # type: ignore[index]
+        # A server has other defaults than an engine in a child, such as its token budget.
+        self._variant = Variant("server") if wanted.server else AS_TARGETED
         self._began = False
 
     def __enter__(self) -> Asker:
@@ -128,7 +131,8 @@ class Asker:
                 self._stop(error)
         if made is not None and self._running is not None:
             cell = f"evals/{self._manifest.eval}/{repeat}/concurrency={concurrency}"
-            kept.append(path_record("evals", self._running.session, self._arm, cell, made))
+            if made.steps:  # a log that no scheduler bears out is no evidence
+                kept.append(path_record("evals", self._running.session, self._arm, cell, made))
             told = _cut(requests, made)
         answers: Sequence[Answer] = made.answers if made is not None else ()
         records = []
@@ -202,7 +206,9 @@ class Asker:
         stack.callback(lambda: self._journal.add(ended) if ended else None)
         self._left -= 1
         self._session = stack.enter_context(
-            self._setting.session("evals", name, self._arm, ended, on_ready=self._ready)
+            self._setting.session(
+                "evals", name, self._arm, ended, self._variant, on_ready=self._ready
+            )
         )
         self._stack = stack
         self._began = True
@@ -255,4 +261,6 @@ def _cut(requests: Sequence[Request], made: Generation) -> str:
     seen = sum(step.prefill_tokens for step in made.steps)
     seen += sum(answer.cached_tokens for answer in made.answers)
     whole = len(made.answers) == len(requests)
-    return f"{seen} of {given} prompt tokens were computed" if whole and seen < given else ""
+    # Where steps cannot be watched, a server's word for the prompt was checked token by token.
+    short = whole and made.steps and seen < given
+    return f"{seen} of {given} prompt tokens were computed" if short else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import EnvironmentUnmet, UsageError
@@ -38,6 +39,10 @@ def run(setting: Setting, arm: Arm, name: str) -> list[Record]:
     check_installed()
     from fasttrack.evals.external import harness
 
+    if setting.target.evals[name].server:  # type: ignore[index]
+        from fasttrack.evals.external.served import served
+
+        setting = replace(setting, engine=served(setting.engine))
     wanted = setting.target.evals[name]  # type: ignore[index]
     named = setting.claim, setting.target_name, setting.folder, setting.data
     manifest = frozen.load(*named).of(name)
