@@ -1,6 +1,5 @@
-"""What the harness puts into the engine process of a vLLM server: a scheduler that counts, and a
-worker that tells. Both live in one process only where one worker runs inside the engine's; else
-no step is told. Tried with vLLM 0.32.0 on a CPU.
+"""What the harness puts into the processes of a vLLM server: a scheduler that writes down its steps
+and a worker that tells of itself. They may live in two processes. Tried with vLLM 0.32.0 on a CPU.
 """
 
 from __future__ import annotations
@@ -14,43 +13,35 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from fasttrack.engine._vllm_child import fingerprint, split
 
-EXTENSION = "FASTTRACK_EXTENSION"
-"""Variable with the optimization's own worker extension."""
-_scheduled: list[tuple[int, int]] = []
-_drafted: list[int] = []
-_own = os.environ.get(EXTENSION)
+_steps = os.environ["FASTTRACK_STEPS"]
+"""File of the scheduler's steps."""
+_own = os.environ.get("FASTTRACK_EXTENSION")
+"""The optimization's own worker extension."""
 _Own: Any = resolve_obj_by_qualname(_own) if _own else object
 
 
 class Watched(Scheduler):
-    """vLLM's scheduler; (decode tokens, prefill tokens) of every step are kept."""
+    """vLLM's scheduler; a line for every step: decode tokens, prefill tokens, requests with drafts.
+
+    A step is written before a worker runs it.
+    """
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
         if output.total_num_scheduled_tokens:
-            if output.scheduled_spec_decode_tokens:
-                _drafted.append(len(_scheduled))
-            _scheduled.append(split(output, self.requests))
+            decode, prefill = split(output, self.requests)
+            with open(_steps, "a") as file:
+                file.write(f"{decode} {prefill} {len(output.scheduled_spec_decode_tokens)}\n")
         return output
 
 
 class Extension(_Own):
-    """The optimization's extension of the worker, and what is kept here."""
+    """The optimization's extension of the worker, and a look at the worker's configuration."""
 
     def fasttrack_served(self: Any) -> dict[str, Any]:
-        """Step log, scheduled steps and configuration since the last time; forgets the first two.
-
-        `switch` and `prepared_batches` are what the optimization says of itself.
-        """
+        """Fingerprint, and what the optimization says: `switch`, `prepared_batches`, and the `log`
+        of its steps since the last time."""
         told = self.fasttrack_evidence(True) if hasattr(self, "fasttrack_evidence") else {}
-        made = {
-            "switch": told.get("switch"),
-            "prepared_batches": list(told.get("prepared_batches", ())),
-            "log": [dict(entry) for entry in told.get("log", ())],
-            "scheduled": list(_scheduled),
-            "drafted": list(_drafted),
-            "fingerprint": fingerprint(self.vllm_config),
-        }
-        _scheduled.clear()
-        _drafted.clear()
+        made = {"switch": None, "prepared_batches": (), "log": (), **told}
+        made["fingerprint"] = fingerprint(self.vllm_config)
         return dict(json.loads(json.dumps(made)))  # plain values: others cannot leave the process

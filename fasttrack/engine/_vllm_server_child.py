@@ -6,15 +6,20 @@ It listens on this machine alone. Completions are asked by the harness, through 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fasttrack.engine._vllm_child import Backend
@@ -25,6 +30,7 @@ from fasttrack.schema.claim import Plugin
 
 MODEL = "served"
 ANSWER_S = 60.0
+END_S = 20.0
 POLL_S = 0.2
 RESETS = 50
 WATCHED = "fasttrack.engine._vllm_served"
@@ -59,12 +65,14 @@ class Server(Backend):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        self._steps = Path(tempfile.mkdtemp(prefix="fasttrack-server-")) / "steps"
         self._url = f"http://127.0.0.1:{port}"
         environment = {
             **os.environ,
             "VLLM_SERVER_DEV_MODE": "1",  # for what is asked below
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "FASTTRACK_EXTENSION": own,
+            "FASTTRACK_STEPS": str(self._steps),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments),
@@ -77,7 +85,7 @@ class Server(Backend):
         )  # fmt: skip
         while not self._healthy():
             time.sleep(POLL_S)
-        told = self._told()
+        told = self.told()
         return SessionInfo(
             switch=told["switch"],
             fingerprint=told["fingerprint"],
@@ -94,26 +102,37 @@ class Server(Backend):
         return {"ids": [self._ask("/tokenize", body)["tokens"] for body in asked]}
 
     def reset_prefix_cache(self) -> dict[str, Any]:
-        """Forget cached prefixes."""
+        """Forget cached prefixes, and steps of requests that nobody waited for."""
         for _ in range(RESETS):
             if self._ask("/reset_prefix_cache", {}).get("success"):
+                self.told()
                 return {}
             time.sleep(POLL_S)  # blocks of the last answers may still be held
         raise Coded("ENG-006", "the server did not reset its prefix cache")
 
     def told(self) -> dict[str, Any]:
-        """What `Extension.fasttrack_served` tells; ENG-003 where the server is dead."""
-        return self._told()
+        """What `Extension.fasttrack_served` tells, and the scheduler's steps since the last time.
+
+        ENG-003 where the server is dead.
+        """
+        asked = {"method": "fasttrack_served"}
+        told = dict(self._ask("/collective_rpc", asked)["results"][0])
+        lines = self._steps.read_text().splitlines() if self._steps.exists() else []
+        self._steps.unlink(missing_ok=True)
+        steps = [tuple(map(int, line.split())) for line in lines]
+        return {
+            **told,
+            "scheduled": [step[:2] for step in steps],
+            "drafted": [index for index, step in enumerate(steps) if step[2]],
+        }
 
     def end(self) -> dict[str, Any]:
         """Stop the server; its memory is not known here."""
         self._process.terminate()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)  # then it is killed with its group
+        shutil.rmtree(self._steps.parent, ignore_errors=True)
         return {"peak_rss_mib": None}
-
-    def _told(self) -> dict[str, Any]:
-        asked = {"method": "fasttrack_served"}
-        return dict(self._ask("/collective_rpc", asked)["results"][0])
 
     def _healthy(self) -> bool:
         if self._process.poll() is not None:
@@ -172,4 +191,6 @@ if __name__ == "__main__":
             "end": server.end,
         },
         default_code="ENG-006",
+        # The server would outlive a harness that was killed. Its processes are of this group.
+        left_alone=lambda: os.killpg(os.getpgrp(), signal.SIGKILL),
     )

@@ -30,10 +30,12 @@ def serve(
     handlers: Mapping[str, Handler],
     default_code: str,
     marker: Callable[[Callable[[int], None]], None] | None = None,
+    left_alone: Callable[[], None] | None = None,
 ) -> None:
     """Answer calls by name. `default_code` marks errors that carry no code of their own.
 
-    `marker` is given the function that sends a mark to the parent in the middle of a call.
+    `marker` is given the function that sends a mark to the parent in the middle of a call;
+    `left_alone` is called when the parent has gone, before this process ends.
     """
     channel = connect()
     if marker is not None:
@@ -55,6 +57,8 @@ def serve(
             except BaseException as error:
                 channel.send({"error": describe(error, default_code)})
     except ChannelClosed:
+        if left_alone is not None:
+            left_alone()
         os._exit(0)
 
 

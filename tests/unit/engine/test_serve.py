@@ -34,7 +34,8 @@ def unserialisable():
 def blobs(blobs=()):
     return {"got": [len(b) for b in blobs]}, list(blobs)
 
-serve({"give": give, "raises": raises, "unserialisable": unserialisable, "blobs": blobs}, "ENG-006")
+handlers = {"give": give, "raises": raises, "unserialisable": unserialisable, "blobs": blobs}
+serve(handlers, "ENG-006", left_alone=lambda: print("left alone", flush=True))
 """
 
 
@@ -48,6 +49,7 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     yield made
     made.close()
     assert made._process.returncode == 0
+    assert made.log.read_text() == "left alone\n"
 
 
 @pytest.mark.parametrize(
