@@ -325,7 +325,7 @@ def test_the_real_engine_answers_through_the_models_chat_template(tmp_path: Path
         logs=tmp_path / "logs",
         folder=tmp_path,
         seed=0,
-        timeout_s=240.0,
+        timeout_s=400.0,
         say=said.append,
     )
     for one in prepare(setting):
