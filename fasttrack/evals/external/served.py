@@ -82,9 +82,13 @@ class ServedSession(Session):
         return found
 
     def generate(
-        self, requests: Sequence[Request], *, full_decode_steps: int | None = None
+        self,
+        requests: Sequence[Request],
+        *,
+        full_decode_steps: int | None = None,
+        mark_after: int | None = None,
     ) -> Generation:
-        """As `Session.generate`, of prompts that `encode` gave.
+        """As `Session.generate`, to the end, of prompts that `encode` gave.
 
         Raises ENG-003 when the server died meanwhile, whatever it had answered.
         """
