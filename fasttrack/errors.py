@@ -144,6 +144,15 @@ EXPLANATIONS: dict[str, Explanation] = {
         "set it did not report that value back, so both arms would run the same code.",
         "Check [switch] in claim.toml and that the plugin is installed and listed in [plugin].",
     ),
+    "PRF-001": Explanation(
+        "The prompt set of a target cannot be read: it is missing, too large, or a line is no JSON "
+        "object with a text.",
+        'Write one JSON object a line, with a non-empty text under "text" or "prompt".',
+    ),
+    "PRF-002": Explanation(
+        "The prompt set has another digest than the claim wants.",
+        "Get the file the claim was written for, or pin the new digest on purpose.",
+    ),
     "EVL-001": Explanation(
         "The data file of an external eval is missing or cannot be read. It is never replaced by "
         "another set.",

@@ -31,14 +31,23 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     cells = _cells(setting, spec)
     if not cells:
         return []
+    passages = prompts.load(setting.target.prompts, setting.folder)
     records: list[Record] = []
     with setting.session("perf", name, arm, records, variant) as session:
         longest = max(cell.context_tokens for cell in cells)
-        corpus = session.encode([prompts.corpus(setting.seed, 8 * longest)])[0]
+        text = prompts.corpus(passages.texts, setting.seed, 8 * longest)
+        corpus = session.encode([text])[0]
+        facts = {
+            "prompt_set_sha256": passages.sha256,
+            "token_evenness": prompts.evenness(corpus),
+        }
         with monitors.Watch() as watch:
             for index, cell in enumerate(cells):
                 setting.say(f"{name}: {cell.id} ({index + 1}/{len(cells)})")
-                records.extend(_cell(setting, session, name, arm, cell, corpus, spec))
+                made = _cell(setting, session, name, arm, cell, corpus, spec)
+                records += [
+                    r.model_copy(update=facts) if isinstance(r, SampleRecord) else r for r in made
+                ]
     records.append(MonitorRecord(stage="perf", session=name, values=watch.values))
     return records
 
@@ -103,6 +112,7 @@ def _cell(
         steps=whole.steps,
         emitted=whole.emitted,
         contexts=whole.contexts,
+        prompts_sha256=prompts.digest(asked),
     )
     return [sample, path_record("perf", name, arm, cell.id, whole)]
 

@@ -118,6 +118,9 @@ def _validated(
         return _Seen(cell, (), State.MISSING, "NO-RECORDS", "no session measured this cell")
     if problem:
         return _Seen(cell, (), State.INVALID, "VAL-ENGINE", problem)
+    if len({sample.prompts_sha256 for sample in samples}) > 1:
+        told = "its sessions were asked different prompts"
+        return _Seen(cell, (), State.INVALID, "VAL-PROMPTS", told)
     paths = [p for p in case.records(PathRecord) if p.stage == "perf" and p.arm == "candidate"]
     unused = [s for s in samples if s.arm == "candidate" and not exercised(s, cell, paths)]
     if unused:

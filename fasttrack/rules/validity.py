@@ -80,6 +80,7 @@ def problem_of(
     """(reason, why) a sample does not count; empty if it does. `machine`: of `machine_problems`."""
     for reason, why in (
         ("VAL-MACHINE", machine.get(sample.session, "")),
+        ("VAL-PROMPTS", prompts_problem(sample, case)),
         ("VAL-TOKENS", sample_problem(sample, cell)),
         ("VAL-CLOCK", clock_problem(sample, cell, case)),
         ("VAL-WARM", warmth_problem(sample, cell)),
@@ -87,6 +88,22 @@ def problem_of(
         if why:
             return reason, why
     return "", ""
+
+
+def prompts_problem(sample: SampleRecord, case: Case) -> str:
+    """Why the prompts are no real text; empty if they are."""
+    if not sample.prompts_sha256 or sample.token_evenness is None:
+        return "nothing is known of its prompts"
+    wanted = case.target.prompts.sha256 if case.target.prompts else None
+    if wanted not in (None, sample.prompt_set_sha256):
+        return f"prompts are from another set than the claim's: {sample.prompt_set_sha256[:12]}"
+    most = case.policy.speed.max_token_evenness
+    if sample.token_evenness > most:
+        return (
+            f"its prompts are like random tokens: evenness {sample.token_evenness:.3f}, real text "
+            f"stays below {most:g}"
+        )
+    return ""
 
 
 def warmth_problem(sample: SampleRecord, cell: Cell) -> str:

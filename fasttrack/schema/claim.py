@@ -198,6 +198,15 @@ class ExternalEval(Frozen):
         return self
 
 
+class PromptSet(Frozen):
+    """The user's own text for the sweep, instead of the shipped one."""
+
+    file: str = Field(min_length=1, max_length=400)
+    """Path from the optimization's folder: JSON lines with a text under `text` or `prompt`."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest the file must have."""
+
+
 class Trace(Frozen):
     """Names in a trace of engine steps that tell the specialised path from stock on one target.
 
@@ -225,6 +234,8 @@ class Target(Frozen):
     grid: Grid
     evals: Mapping[ExternalName, ExternalEval] = Field(default_factory=dict)
     """External evals; `fasttrack evals prepare` freezes their items."""
+    prompts: PromptSet | None = None
+    """Text of the sweep's prompts; by default the project's own."""
     trace: Trace = Trace()
     baseline_note: str = ""
     """What stock is on this target, shown in the report (e.g. that it is the plugin's own)."""
@@ -388,6 +399,8 @@ class SpeedPolicy(Frozen):
     """No difference smaller than this counts, whatever the noise."""
     equivalence_margin_percent: float = Field(default=3.0, ge=0)
     max_excluded_share: float = Field(default=0.25, ge=0, le=1)
+    max_token_evenness: float = Field(default=0.97, gt=0, le=1)
+    """Of the prompts' token frequencies, above which they are taken for random tokens."""
     max_foreign_cpu_share: float = Field(default=0.1, ge=0, le=1)
     """Of the machine's CPU time, what processes of others may use while evidence is measured; runs
     of the role `development` only tell it."""

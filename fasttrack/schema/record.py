@@ -433,6 +433,12 @@ class SampleRecord(Frozen):
     """Tokens that each step handed out; its end is their time stamp."""
     contexts: Sequence[int] = ()
     """Tokens of context over the rows of each step, its own included."""
+    prompts_sha256: str = ""
+    """Of the token ids of all prompts, in order."""
+    prompt_set_sha256: str = ""
+    """Of the file their text came from."""
+    token_evenness: float | None = None
+    """Entropy of that text's token frequencies, as a share of what random tokens would have."""
 
 
 class MonitorRecord(Frozen):

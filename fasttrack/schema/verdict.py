@@ -497,6 +497,11 @@ REASONS: dict[str, Explanation] = {
         "CPUs or GPUs, GPU clocks were throttled, memory failed, or nobody watched.",
         "Stop what else runs, cool the machine down, and measure again.",
     ),
+    "VAL-PROMPTS": Explanation(
+        "The arms were asked different prompts, or prompts that are no real text: random tokens "
+        "load the experts of a mixture alike and are hard to draft for, so speeds on them mislead.",
+        "Use the shipped prompts, or real text of your own under [targets.NAME.prompts].",
+    ),
     "VAL-ENGINE": Explanation(
         "Sessions of one run differ in more than the switch (build, flags, checkpoint).",
         "Nothing may be upgraded or reconfigured during a run.",

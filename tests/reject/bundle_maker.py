@@ -369,6 +369,8 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
                     call_s=1.1 * sum(step.duration_s for step in ran),
                     emitted=[cell.batch] * len(ran), marks=marks(ran),
                     contexts=[prompt + cell.batch * index for index in range(len(ran))],
+                    prompts_sha256=hashlib.sha256(cell.id.encode()).hexdigest(),
+                    prompt_set_sha256="5" * 64, token_evenness=0.75,
                 )
             )  # fmt: skip
             made.append(path("perf", name, arm, cell.id, ran))

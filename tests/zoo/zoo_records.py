@@ -626,6 +626,9 @@ def sample(
             "steps": tuple(steps),
             "emitted": [step.decode_tokens or cell.batch for step in steps],
             "contexts": [prompt + cell.batch * index for index in range(len(steps))],
+            "prompts_sha256": hashlib.sha256(cell.id.encode()).hexdigest(),
+            "prompt_set_sha256": "5" * 64,
+            "token_evenness": 0.75,
         }
         | changes
     )
