@@ -7,16 +7,16 @@ folder; a changed source, or a finished run, begins a new one. Owns no measureme
 
 from __future__ import annotations
 
+import functools
 import shlex
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 
-from fasttrack import __version__, checkpoints, folders, plan, rules
+from fasttrack import __version__, checkpoints, folders, plan, rules, timings
 from fasttrack.bundle import archive, provenance
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
@@ -136,14 +136,14 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             journal=folder / "journal",
             earlier=run.records,
             # Blocks run one after the other, so the answer for a block stays what it is.
-            settled=cache(
+            settled=functools.cache(
                 lambda block, pairs: rules.settled(
                     claim, info, list(run.records("perf")), options.policy, block, pairs
                 )
             ),
         )
         try:
-            _measure(run, setting, made, info.stages, watcher)
+            _measure(run, setting, made, info.stages, watcher, options.cache)
         except KeyboardInterrupt:
             raise Interrupted(
                 "RUN-001",
@@ -257,6 +257,7 @@ def _measure(
     made: plan.Plan,
     stages: Sequence[str],
     watcher: Watcher,
+    cache: Path,
 ) -> None:
     units = [unit for unit in made.units if unit.stage in stages]
     waiting = [unit for unit in units if not run.has_unit(unit.stage, unit.name)]
@@ -279,7 +280,10 @@ def _measure(
             )
             raise
         run.write_unit(unit.stage, unit.name, records)
-        watcher.finished(unit.stage, unit.name, unit.cost_s, time.monotonic() - start)
+        took_s = time.monotonic() - start
+        if records:
+            timings.note(cache, made.target, unit.stage, unit.cost_s, took_s)
+        watcher.finished(unit.stage, unit.name, unit.cost_s, took_s)
 
 
 def _conclude(

@@ -13,6 +13,7 @@ from typing import Any
 
 from fasttrack.errors import UsageError
 from fasttrack.evals.task import MIN_PROMPT_TOKENS, prompt_room
+from fasttrack.perf.window import PREFILL_ROUNDS
 from fasttrack.schema import STAGES, Arm, Cell, Claim, Target, Tier
 from fasttrack.schema._json import digest
 from fasttrack.schema.record import Stage
@@ -132,7 +133,6 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
     engine = claim.targets[target].engine
     boot = BOOT_S.get(engine, 60.0)
     step = STEP_S.get(engine, 0.01)
-    prefill = PREFILL_TOKENS_PER_S.get(engine, 20000.0)
     units: list[Unit] = []
 
     def add(stage: Stage, name: str, cost_s: float, **spec: Any) -> None:
@@ -165,8 +165,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
     blocks = amounts.blocks + amounts.spare_blocks
     for turn, ranks in enumerate(sorted({cell.tensor_parallel_size for cell in cells})):
         session = boot + sum(
-            cell.batch * cell.context_tokens / prefill
-            + amounts.window_steps * step * (1 + cell.batch / 32)
+            cell_cost_s(cell, amounts, engine)
             for cell in cells
             if cell.tensor_parallel_size == ranks
         )
@@ -178,6 +177,28 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
                     block=block, position=position, arm=arm, ranks=ranks,
                     pairs=2 * amounts.blocks, window_steps=amounts.window_steps)  # fmt: skip
     return Plan(claim, target, tier, seed, amounts, cells, tuple(units))
+
+
+def cell_cost_s(cell: Cell, amounts: Amounts, engine: str) -> float:
+    """Estimated seconds of one cell in one session."""
+    prefill = PREFILL_TOKENS_PER_S.get(engine, 20000.0)
+    step = STEP_S.get(engine, 0.01) * (1 + cell.batch / 32)
+    prompts = cell.batch * cell.context_tokens / prefill
+    if cell.workload == "prefill":
+        return PREFILL_ROUNDS * prompts
+    if cell.workload == "mixed":
+        return 1.5 * (prompts + amounts.window_steps * step)
+    return prompts + amounts.window_steps * step
+
+
+def dropped(higher: Tier, lower: Tier) -> list[str]:
+    """What a lower tier measures less of, in words: ``blocks: 4 instead of 6``."""
+    more, less = TIERS[higher].__dict__, TIERS[lower].__dict__
+    return [
+        f"{name.replace('_', ' ')}: {less[name]} instead of {more[name]}"
+        for name in more
+        if less[name] < more[name]
+    ]
 
 
 def _check_room(target: Target, amounts: Amounts) -> None:

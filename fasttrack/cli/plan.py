@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fasttrack import plan as planning
+from fasttrack import timings
 from fasttrack.claim import load
 from fasttrack.cli.common import (
     FolderArgument,
@@ -18,7 +20,9 @@ from fasttrack.cli.common import (
     pick_target,
     talk,
 )
-from fasttrack.schema import STAGES, Tier
+from fasttrack.schema import STAGES, Claim, Tier
+
+MOST_DEAR = 3
 
 
 def plan(
@@ -26,19 +30,33 @@ def plan(
     target: TargetOption = None,
     tier: Annotated[Tier, typer.Option(help="How much is measured.")] = Tier.SMOKE,
     seed: Annotated[int, typer.Option(min=0, help="Seed of inputs, prompts and order.")] = 0,
+    cache: Annotated[
+        Path, typer.Option(help="Where earlier runs of this machine left their times.")
+    ] = Path(".fasttrack"),
     as_json: JsonOption = False,
 ) -> int:
     """Show cells, units and the expected time of a run; measure nothing."""
     claim = load(folder).claim
     chosen = pick_target(list(claim.targets), target)
     made = planning.make(claim, chosen, tier, seed)
-    total = sum(unit.cost_s for unit in made.units)
+    known = timings.calibration(cache, chosen)
+    cost = {
+        stage: sum(unit.cost_s for unit in made.stage(stage)) * known.factor.get(stage, 1.0)
+        for stage in STAGES
+    }
+    total = sum(cost.values())
     ranks = claim.targets[chosen].tensor_parallel_size
+    dearest = _dearest(made, known)
+    smaller = _smaller(claim, chosen, made, known)
     if as_json:
         emit(
             {
                 **made.json_value(),
                 "estimate_s": round(total),
+                "estimate_by_stage_s": {stage: round(value, 1) for stage, value in cost.items()},
+                "calibrated_by_units": dict(known.units),
+                "dearest_cells": [{"cell": cell, "s": round(s, 1)} for cell, s in dearest],
+                "smaller_tiers": smaller,
                 "device_hours": round(total * ranks / 3600, 3),
                 "targets": sorted(claim.targets),
             },
@@ -51,14 +69,43 @@ def plan(
         f"(targets: {', '.join(claim.targets)})",
         markup=False,
     )
-    table = Table("stage", "units", "about", box=None)
+    table = Table("stage", "units", "about", "calibrated by", box=None)
     for stage in STAGES:
-        units = made.stage(stage)
-        table.add_row(stage, str(len(units)), clock(sum(unit.cost_s for unit in units)))
-    table.add_row("all", str(len(made.units)), clock(total))
+        rests = f"{known.units[stage]} earlier units" if stage in known.units else "nothing yet"
+        table.add_row(stage, str(len(made.stage(stage))), clock(cost[stage]), rests)
+    table.add_row("all", str(len(made.units)), clock(total), "")
     console.print(table)
     console.print(f"{len(made.cells)} perf cells: {made.cells[0].id} ... {made.cells[-1].id}")
-    dearest = max(made.units, key=lambda unit: unit.cost_s)
-    console.print(f"dearest unit: {dearest.stage}/{dearest.name}, {clock(dearest.cost_s)}")
+    for cell, seconds in dearest:
+        console.print(f"dear: {cell}, at most {clock(seconds)}", markup=False)
+    for name, told in smaller.items():
+        console.print(f"tier {name}: {clock(told['estimate_s'])}; {', '.join(told['less'])}")
     emit(clock(total), as_json=False)
     return 0
+
+
+def _dearest(made: planning.Plan, known: timings.Calibration) -> list[tuple[str, float]]:
+    """The dearest perf cells with their seconds over all planned sessions, the dearest first."""
+    sessions = 4 * made.amounts.blocks * known.factor.get("perf", 1.0)
+    engine = made.claim.targets[made.target].engine
+    costs = [
+        (cell.id, sessions * planning.cell_cost_s(cell, made.amounts, engine))
+        for cell in made.cells
+    ]
+    return sorted(costs, key=lambda pair: -pair[1])[:MOST_DEAR]
+
+
+def _smaller(
+    claim: Claim, target: str, made: planning.Plan, known: timings.Calibration
+) -> dict[str, Any]:
+    """Per lower tier: its estimate, and what it measures less of."""
+    tiers = list(Tier)
+    told = {}
+    for tier in tiers[: tiers.index(made.tier)]:
+        units = planning.make(claim, target, tier, made.seed).units
+        seconds = sum(unit.cost_s * known.factor.get(unit.stage, 1.0) for unit in units)
+        told[tier.value] = {
+            "estimate_s": round(seconds),
+            "less": planning.dropped(made.tier, tier),
+        }
+    return told

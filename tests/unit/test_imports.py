@@ -60,8 +60,9 @@ FASTTRACK = {
     "perf.window": "errors schema stats",
     "engine": "errors schema engine ranges",
     "claim": "errors schema",
-    "plan": "errors schema evals.task",
+    "plan": "errors schema evals.task perf.window",
     "checkpoints": "errors schema folders",
+    "timings": "",
     "scaffold": "errors schema",
     "isolation": f"{ROOM} folders bundle.git isolation",
     "correctness.path": f"{ROOM} correctness evals.task evals.tasks",
@@ -77,8 +78,8 @@ FASTTRACK = {
     "selftest.catalogue": "__init__ errors schema folders",
     "stages": f"{ROOM} isolation audit correctness evals perf",
     "selftest": f"{ROOM} claim plan folders stages correctness rules bundle selftest",
-    "pipeline": f"{ROOM} selftest claim plan checkpoints folders stages rules bundle report "
-    "evals.manifest",
+    "pipeline": f"{ROOM} selftest claim plan checkpoints timings folders stages rules bundle "
+    "report evals.manifest",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.

@@ -1,0 +1,64 @@
+"""Protects the calibration of plans: earlier runs on this machine, and nothing that breaks one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zoo_records as zoo
+
+from fasttrack import plan, timings
+from fasttrack.schema import Cell, Tier
+
+
+def test_a_stage_is_scaled_by_what_it_took(tmp_path: Path) -> None:
+    for took in (2.0, 4.0):
+        timings.note(tmp_path, "lab", "perf", 1.5, took)
+    timings.note(tmp_path, "other", "perf", 1.0, 100.0)
+    found = timings.calibration(tmp_path, "lab")
+    assert found.factor == {"perf": pytest.approx(2.0)}
+    assert found.units == {"perf": 2}
+
+
+def test_old_units_are_forgotten(tmp_path: Path) -> None:
+    timings.note(tmp_path, "lab", "evals", 1.0, 1e6)
+    for _ in range(timings.LATEST):
+        timings.note(tmp_path, "lab", "evals", 1.0, 3.0)
+    assert timings.calibration(tmp_path, "lab").factor == {"evals": pytest.approx(3.0)}
+
+
+def test_no_file_and_spoilt_lines_calibrate_nothing(tmp_path: Path) -> None:
+    assert timings.calibration(tmp_path, "lab").factor == {}
+    (tmp_path / timings.NAME).write_text(
+        'nonsense\n[]\n{"target": "lab"}\n'
+        '{"target": "lab", "stage": "perf", "cost_s": 0, "took_s": 5}\n'
+    )
+    assert timings.calibration(tmp_path, "lab").factor == {}
+    timings.note(tmp_path / timings.NAME, "lab", "perf", 1.0, 1.0)  # no folder: no error
+
+
+def test_a_plan_predicts_what_the_same_run_took(tmp_path: Path) -> None:
+    # A machine on which every unit takes three times the guess: the next plan says so.
+    made = plan.make(zoo.claim(), "lab", Tier.SMOKE, 0)
+    for unit in made.units:
+        timings.note(tmp_path, "lab", unit.stage, unit.cost_s, 3 * unit.cost_s)
+    known = timings.calibration(tmp_path, "lab")
+    told = sum(unit.cost_s * known.factor[unit.stage] for unit in made.units)
+    assert told == pytest.approx(3 * sum(unit.cost_s for unit in made.units))
+
+
+def test_longer_and_larger_cells_are_dearer() -> None:
+    amounts = plan.TIERS[Tier.SMOKE]
+
+    def cost(**axes: object) -> float:
+        cell = Cell.model_validate({"workload": "decode", "batch": 1, "context_tokens": 64} | axes)
+        return plan.cell_cost_s(cell, amounts, "vllm")
+
+    assert cost() < cost(batch=64) < cost(batch=64, context_tokens=4096)
+    assert cost(workload="mixed") > cost()
+
+
+def test_what_a_smaller_tier_drops_is_named() -> None:
+    assert plan.dropped(Tier.FULL, Tier.FULL) == []
+    told = plan.dropped(Tier.FULL, Tier.SMOKE)
+    assert "blocks: 2 instead of 6" in told
