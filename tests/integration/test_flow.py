@@ -104,7 +104,7 @@ def test_the_path_evidence_is_there(home: Path, validated: Ran) -> None:
 def test_progress_is_told_in_plain_lines(validated: Ran) -> None:
     assert "23 units of work; about" in validated.err
     assert "[1/23] isolation: scope" in validated.err
-    assert "[19/19] perf: block1" in validated.err
+    assert "[23/23] perf: block2" in validated.err
     assert "s left" in validated.err
     assert "Not tested by this run" in validated.err
     assert "verify: fasttrack verify submissions/demo-fake-" in validated.err
