@@ -77,7 +77,7 @@ def main() -> int:
 HEAD = """\
 # Which eval sees which fault
 
-Measured, not argued: `python benchmarks/eval_faults.py --out docs/eval-faults.md` runs the evals of
+Measured, not argued: `python benchmarks/eval_faults.py --stock 20 --out FILE` runs the evals of
 the bundled optimization on `cpu-nano` (vLLM {vllm}, FP32) at tier `smoke`, once without a fault and
 once under each fault of `tests/plants`. Only the rules of the eval stage judge. A cell names the
 looks that refuse it, with the gravest state; a dash: all of them let it pass. That most faults
