@@ -39,7 +39,10 @@ TRACK = 20
 PANEL = 110
 SMALLEST = 1e-8
 """Amounts below this, zero among them, are drawn here."""
-CURVES_LEGEND = "Line: candidate against stock. Dashes: stock against itself in another batch."
+CURVES_LEGEND = (
+    "Across: context in tokens. Line: candidate against stock. Dashes: stock against itself in "
+    "another batch."
+)
 
 
 def forest(figure: Forest, name: str) -> str:
@@ -179,7 +182,7 @@ def curves(figure: Curves, name: str) -> str:
 
     def y(amount: float) -> int:
         share = (math.log10(max(amount, SMALLEST)) - low) / (high - low)
-        return round(PANEL - 10 - share * (PANEL - 30))
+        return round(PANEL - 10 - share * (PANEL - 46))
 
     parts = []
     for number, (label, some) in enumerate(figure.panels):
@@ -199,7 +202,6 @@ def curves(figure: Curves, name: str) -> str:
     bottom = PANEL * len(figure.panels)
     for power in range(math.ceil(first), math.floor(last) + 1):
         parts.append(_text(x(1 << power), bottom + 12, f"{1 << power}", "soft", "middle"))
-    parts.append(_text(0, bottom + 12, "context, tokens", "soft"))
     said = "; ".join(
         f"{label}: " + ", ".join(f"at {at} {stock:.2g} and {mine:.2g}" for at, stock, mine in some)
         for label, some in figure.panels

@@ -114,8 +114,8 @@ def test_the_writers_form_takes_the_short_way(line: bytes) -> None:
         (b'"session":"', b'"session":"\xff'),
         (b'"arm":"base"', b'"arm":"both"'),
         (b"}", b"}}"),
-        (b"]}", b"]} "),
-        (b"]}", b"]}x"),
+        (b"0.75}", b"0.75} "),
+        (b"0.75}", b"0.75}x"),
     ],
 )
 def test_unusual_samples_read_alike(old: bytes, new: bytes) -> None:
