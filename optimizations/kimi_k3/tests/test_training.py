@@ -202,7 +202,9 @@ def test_a_run_cut_short_goes_on_as_if_it_had_not_been(tmp_path: Path, monkeypat
     assert second.step == 2
     train.train(second, tmp_path, None, workers=0, eval_seconds=1e9)
     assert second.step == 3 and second.tokens == whole.tokens
-    assert all(torch.equal(second.weights[n], whole.weights[n]) for n in whole.weights)
+    # Two whole runs differ by 1e-7, with where memory happens to lie; a step is 1e-2.
+    for name, weight in whole.weights.items():
+        torch.testing.assert_close(second.weights[name], weight, rtol=0, atol=1e-5)
     with pytest.raises(ValueError, match="other settings"):
         small_run(4).resume(tmp_path / "state")
     train.write(second, tmp_path, 1, 256)
