@@ -224,7 +224,9 @@ def test_every_fault_is_tried() -> None:
         "falls_back_above_8",
         "runs_other_code",
     }
-    # Faults of external evals are tried where those are run: test_external_evals.
-    external = (Path(__file__).parent / "test_external_evals.py").read_text()
-    tried |= {fault for fault in FAULTS if f'"{fault}"' in external}
+    # Faults of external evals are tried in test_external_evals, those of the sweep in the zoo.
+    elsewhere = [Path(__file__).parent / "test_external_evals.py"]
+    elsewhere += (Path(__file__).parents[1] / "zoo" / "cheats").glob("*/zoo.toml")
+    told = "".join(path.read_text() for path in elsewhere)
+    tried |= {fault for fault in FAULTS if f'"{fault}"' in told}
     assert tried == set(FAULTS)
