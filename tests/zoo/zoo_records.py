@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fasttrack import rules
@@ -508,6 +508,16 @@ def proofs(the_claim: Claim | None = None) -> list[Record]:
 
 
 # Evals
+
+
+def watched(values: Mapping[str, Any], sessions: str = "") -> list[Any]:
+    """An honest run in which the watch saw `values` in sessions whose names end in `sessions`."""
+    return [
+        record.model_copy(update={"values": values})
+        if isinstance(record, MonitorRecord) and record.session.endswith(sessions)
+        else record
+        for record in honest_run()
+    ]
 
 
 def item(
