@@ -58,6 +58,7 @@ _ONE = frozenset(
         *("MOV", "UMOV", "R2UR", "S2R", "S2UR", "IMAD", "UIMAD", "IADD3", "UIADD3", "IADD"),
         *("VIADD", "UVIADD", "LEA", "ULEA", "SHF", "USHF", "LOP3", "ULOP3", "PRMT", "UPRMT"),
         *("SEL", "USEL", "IMNMX", "UIMNMX", "VIMNMX", "UVIMNMX", "VIMNMX3", "UVIMNMX3", "IABS"),
+        *("VIADDMNMX", "UVIADDMNMX"),
         *("SGXT", "USGXT", "BMSK", "UBMSK", "POPC", "UPOPC", "FLO", "UFLO", "BREV", "UBREV"),
         *("SHFL", "VOTE", "VOTEU", "MATCH", "REDUX", "CREDUX", "ELECT", "P2R", "UP2UR"),
         *("FADD", "FMUL", "FFMA", "FMNMX", "FMNMX3", "FSEL", "FSET", "FSWZADD", "FCHK", "MUFU"),

@@ -126,7 +126,7 @@ KIMI_K3 = {
     "kernels.primitives": "",
     "kernels.gpu": "",
     "kernels.*.form": "",
-    "kernels.*.kernel": "kernels.primitives kernels.gpu kernels.*.form",
+    "kernels.*.kernel": "kernels.primitives kernels.gpu kernels.*.form kernels.*.kernel",
     "kernels.*.launch": "kernels.*.form kernels.*.kernel",
     "kernels.compiled": "kernels.gpu kernels.*.form kernels.*.kernel kernels.*.launch",
     "kernels.*.portable": "dims kernels.common kernels.*.portable",

@@ -1,4 +1,4 @@
-"""`python -m kimi_k3.bench [--batch 1,8,64] [--only half,kda] [--json FILE]`: a table of every op.
+"""`python -m kimi_k3.bench [--batch 1,8,64] [--only half,mla_value] [--json FILE]`: a table of ops.
 
 Microseconds are medians over replays of a graph that walks through more than a gigabyte of weights
 or states; ours and torch's graphs take turns. `floor` is the least bytes at the bandwidth at which
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kimi_k3.bench import ops
+from kimi_k3.bench import mla, ops
 from kimi_k3.bench.timing import captured, interleaved, read_bandwidth
 
 SOURCES = 4
@@ -27,6 +27,12 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     **{name: partial(ops.linear, name) for name in ops.MAPS},
     "kda": ops.heads,
     "half": lambda batch: ops.half(batch, SOURCES),
+    "mla_query": mla.query,
+    **{f"mla_core.{c}": partial(mla.core, c, False) for c in mla.CONTEXTS},
+    **{f"mla_core_fp8.{c}": partial(mla.core, c, True) for c in mla.CONTEXTS},
+    "mla_value": mla.value,
+    **{f"mla_half.{c}": partial(mla.half, c, SOURCES) for c in mla.CONTEXTS},
+    "mla_half_ahead.4096": partial(mla.half, 4096, SOURCES, ahead=True),
 }
 
 
@@ -56,7 +62,7 @@ def main() -> None:
     ceiling = read_bandwidth()
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}; reads {ceiling:.2f} TB/s")
-    print("op          B      us spread torch us   TB/s floor us share launches", flush=True)
+    print("op                 B      us spread torch us   TB/s floor us share launches", flush=True)
     rows = []
     for op in chosen.only.split(","):
         for batch in map(int, chosen.batch.split(",")):
@@ -64,7 +70,7 @@ def main() -> None:
             rows.append(made)
             torch.cuda.empty_cache()
             print(
-                "{op:<10} {batch:>2} {us:>7.2f} {spread:>6.2f} {torch_us:>8.2f} {tb_s:>6.2f} "
+                "{op:<18} {batch:>2} {us:>7.2f} {spread:>6.2f} {torch_us:>8.2f} {tb_s:>6.2f} "
                 "{floor_us:>8.2f} {share:>5.0%} {launches:>8}".format(**made), flush=True,
             )  # fmt: skip
     if chosen.json:

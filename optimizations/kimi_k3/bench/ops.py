@@ -45,11 +45,11 @@ class Work(NamedTuple):
     torch: list[Call]
 
 
-def _random(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
     return (scale * torch.randn(*shape, device="cuda")).to(dtype)
 
 
-def _sets(bytes_each: float) -> int:
+def sets(bytes_each: float) -> int:
     return max(3, min(MOST_SETS, -(-COLD_BYTES // int(bytes_each))))
 
 
@@ -63,8 +63,8 @@ def linear(name: str, batch: int) -> Work:
     ours: list[Call] = []
     theirs: list[Call] = []
     kernel = projection(outputs, inputs, batch)
-    for _ in range(_sets(size)):
-        x, w = _random(batch, inputs), _random(outputs, inputs, scale=inputs**-0.5)
+    for _ in range(sets(size)):
+        x, w = random(batch, inputs), random(outputs, inputs, scale=inputs**-0.5)
         y = x.new_empty(batch, outputs)
         ours.append(Bound(kernel, x=x, w=w, y=y))
         theirs.append(lambda x=x, w=w, y=y: torch.mm(x, w.t(), out=y))  # type: ignore[misc]
@@ -75,10 +75,10 @@ class Residual:
     """Prefix and bank of one batch, and a mix site on them."""
 
     def __init__(self, batch: int) -> None:
-        self.prefix, self.delta = _random(batch, HIDDEN), _random(batch, HIDDEN)
-        self.bank = _random(batch, BLOCKS, HIDDEN)
-        self.score = _random(HIDDEN, dtype=torch.float32, scale=HIDDEN**-0.5)
-        self.gain = _random(HIDDEN, dtype=torch.float32)
+        self.prefix, self.delta = random(batch, HIDDEN), random(batch, HIDDEN)
+        self.bank = random(batch, BLOCKS, HIDDEN)
+        self.score = random(HIDDEN, dtype=torch.float32, scale=HIDDEN**-0.5)
+        self.gain = random(HIDDEN, dtype=torch.float32)
         self.y = torch.empty_like(self.prefix)
 
     def ours(self, sources: int, delta: Delta) -> Call:
@@ -122,17 +122,17 @@ class Heads:
     def __init__(self, batch: int) -> None:
         slots = batch + 1
         self.fixed: dict[str, Any] = {
-            "projected": _random(batch, pitch(HEADS)),
-            "conv": _random(slots, 3, 3 * WIDE),
-            "recurrent": _random(slots, HEADS, WIDTH, WIDTH, dtype=torch.float32),
+            "projected": random(batch, pitch(HEADS)),
+            "conv": random(slots, 3, 3 * WIDE),
+            "recurrent": random(slots, HEADS, WIDTH, WIDTH, dtype=torch.float32),
             "source": torch.arange(1, slots, dtype=torch.int32, device="cuda"),
             "target": torch.arange(1, slots, dtype=torch.int32, device="cuda")[None],
-            "taps": _random(4, 3 * WIDE, dtype=torch.float32),
-            "decay_up": _random(WIDE, WIDTH, scale=WIDTH**-0.5),
-            "decay_bias": _random(HEADS, WIDTH, dtype=torch.float32),
+            "taps": random(4, 3 * WIDE, dtype=torch.float32),
+            "decay_up": random(WIDE, WIDTH, scale=WIDTH**-0.5),
+            "decay_bias": random(HEADS, WIDTH, dtype=torch.float32),
             "decay_speed": torch.ones(HEADS, device="cuda"),
             "norm": torch.ones(WIDTH, device="cuda"),
-            "y": _random(batch, WIDE),
+            "y": random(batch, WIDE),
         }
         self.batch = batch
 
@@ -176,7 +176,7 @@ def _state_bytes(batch: int) -> float:
 
 def heads(batch: int) -> Work:
     """A KDA core; torch's is torch.compile's, with cuBLAS for the decay gate."""
-    layers = [Heads(batch) for _ in range(min(MOST_SETS, _sets(_state_bytes(batch))))]
+    layers = [Heads(batch) for _ in range(min(MOST_SETS, sets(_state_bytes(batch))))]
     return Work(
         "kda", batch, _state_bytes(batch), 1,
         [one.ours() for one in layers], [one.torch() for one in layers],
@@ -196,10 +196,10 @@ def half(batch: int, sources: int) -> Work:
     first, second = projection(outputs, HIDDEN, batch), projection(HIDDEN, WIDE, batch)
     ours: list[Call] = []
     theirs: list[Call] = []
-    for _ in range(_sets(size)):
+    for _ in range(sets(size)):
         layer = Heads(batch)
-        w_in = _random(outputs, HIDDEN, scale=HIDDEN**-0.5)
-        w_out = _random(HIDDEN, WIDE, scale=WIDE**-0.5)
+        w_in = random(outputs, HIDDEN, scale=HIDDEN**-0.5)
+        w_out = random(HIDDEN, WIDE, scale=WIDE**-0.5)
         projected, out = layer.fixed["projected"], layer.fixed["y"]
         mix = site.ours(sources, "add")
         ours += [

@@ -14,6 +14,8 @@ from kimi_k3.kernels import gpu
 from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.kda.form import pitch
 from kimi_k3.kernels.kda.launch import kda
+from kimi_k3.kernels.mla import launch as mla
+from kimi_k3.kernels.prefetch.kernel import Prefetch, Range
 from kimi_k3.kernels.projection.form import DEVICES, Device
 from kimi_k3.kernels.projection.launch import projection
 
@@ -35,6 +37,13 @@ SITES: tuple[tuple[int, Delta, bool, bool], ...] = (
 )
 """Sources, what happens to the prefix, whether it is stored, whether it is the last site."""
 HEADS_BATCH_TOKENS = ((12, 1, 1), (12, 64, 1), (12, 4, 8), (6, 1, 1), (96, 1, 1))
+MLA_QUERIES = ((12, 1, False), (12, 1, True), (12, 64, False), (6, 8, False))
+"""Heads, tokens, whether the cache is FP8."""
+MLA_CORES = ((12, 1, 1, False), (12, 1, 1, True), (12, 8, 4, False), (12, 8, 4, True))
+"""Heads, batch, tokens, whether the cache is FP8."""
+MLA_VALUES = ((12, 1, 128), (12, 64, 4), (6, 5, 8))
+"""Heads, tokens, parts."""
+CACHE_ROWS, PAGE, PAGES = 1 << 20, 64, 512
 Make = Callable[[Device], gpu.Kernel]
 
 
@@ -48,6 +57,23 @@ def _forms() -> Iterator[tuple[str, Make]]:
             yield f"projection.{name}.{batch}", partial(projection, outputs, inputs, batch)
     for heads, batch, tokens in HEADS_BATCH_TOKENS:
         yield f"kda.{heads}.{batch}.{tokens}", partial(_kda, heads, batch, tokens)
+    for heads, rows, fp8 in MLA_QUERIES:
+        made = partial(mla.queries, heads, rows, CACHE_ROWS, fp8, EPS)
+        yield f"mla_query.{heads}.{rows}{'.fp8' * fp8}", partial(_any, made)
+    for heads, batch, tokens, fp8 in MLA_CORES:
+        core = partial(mla.core, heads, batch, tokens, CACHE_ROWS, PAGE, PAGES, fp8)
+        yield f"mla_core.{heads}.{batch}.{tokens}{'.fp8' * fp8}", partial(_any, core)
+    for heads, rows, parts in MLA_VALUES:
+        yield (
+            f"mla_value.{heads}.{rows}.{parts}",
+            partial(_any, partial(mla.values, heads, rows, parts)),
+        )
+    yield "prefetch.out", partial(_any, partial(Prefetch, Range(*MAPS["out"], 32)))
+
+
+def _any(make: Callable[[], gpu.Kernel], device: Device) -> gpu.Kernel:
+    """A kernel that is cut alike for every device."""
+    return make()
 
 
 def _site(site: Site, device: Device) -> gpu.Kernel:
@@ -75,6 +101,7 @@ def _declared(name: str, make: Make) -> CompiledKernel:
         parameters=tuple(names),
         static=tuple(key for key in names if kinds.get(key) == "static"),
         own=tuple(key for key in names if kinds.get(key) == "own"),
+        dependent=not name.startswith("prefetch"),
     )
 
 

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 """Bytes: what vector accesses and TMA ask of every argument."""
-_TYPES = {"bfloat16": cutlass.BFloat16, "float32": cutlass.Float32, "int32": cutlass.Int32}
+_TYPES = {
+    "bfloat16": cutlass.BFloat16,
+    "float32": cutlass.Float32,
+    "int32": cutlass.Int32,
+    "uint8": cutlass.Uint8,
+}
 _COMPILED: dict[tuple[type, tuple[Any, ...]], Callable[..., None]] = {}
 
 

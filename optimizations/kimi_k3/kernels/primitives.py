@@ -43,6 +43,13 @@ def load_static(at: Int64) -> tuple[Uint32, ...]:
     return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
 
 
+def load_early(at: Int64) -> tuple[Uint32, ...]:
+    """The same, read where it is written: `load_static` may move to where its value is used, which
+    behind the grid-dependency wait is too late for a weight."""
+    text = "ld.global.L1::no_allocate.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
+
+
 def load(at: Int64) -> tuple[Uint32, ...]:
     """16 bytes of step data."""
     text = "ld.global.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
@@ -73,6 +80,14 @@ def store(at: Int64, words: Any) -> None:
     inline_ptx(text, read_only_args=[at, *words])
 
 
+def store_words(at: Int64, words: Sequence[Uint32]) -> None:
+    """One, two or four words: 4, 8 or 16 bytes."""
+    width = {1: "", 2: ".v2", 4: ".v4"}[len(words)]
+    names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
+    text = f"st.global{width}.u32 [{{$r0}}], " + (f"{{{names}}};" if width else f"{names};")
+    inline_ptx(text, read_only_args=[at, *words])
+
+
 def store_floats(at: Int64, values: Sequence[Float32]) -> None:
     """Four FP32 numbers."""
     text = "st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
@@ -90,13 +105,41 @@ def unpacked(words: tuple[Uint32, ...]) -> list[Float32]:
     return [half.bitcast(Float32) for pair in pairs for half in pair]
 
 
-def packed(values: list[Float32]) -> list[Uint32]:
-    """The inverse of `unpacked`, rounding to nearest even."""
-    text = "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};"
+def packed(values: Sequence[Float32], kind: str = "bf16") -> list[Uint32]:
+    """The inverse of `unpacked`, rounding to nearest even; `kind` f16 for FP16 words."""
+    text = "cvt.rn." + kind + "x2.f32 {$w0}, {$r1}, {$r0};"
     return [
         inline_ptx(text, write_only_types=[Uint32], read_only_args=[low, high])
         for low, high in zip(values[::2], values[1::2], strict=True)
     ]
+
+
+def packed_bytes(values: Sequence[Float32]) -> list[Uint32]:
+    """Four numbers per word as FP8 (E4M3), nearest even, beyond 448 in magnitude 448."""
+    text = (
+        "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0}; "
+        "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2}; mov.b32 {$w0}, {low, high}; }"
+    )
+    return [
+        inline_ptx(text, write_only_types=[Uint32], read_only_args=list(values[at : at + 4]))
+        for at in range(0, len(values), 4)
+    ]
+
+
+def widened(word: Uint32) -> tuple[Uint32, Uint32]:
+    """Four FP8 (E4M3) numbers as two words of FP16, in memory order; exact."""
+    text = (
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }"
+    )
+    low, high = inline_ptx(text, write_only_types=[Uint32] * 2, read_only_args=[word])
+    return low, high
+
+
+def widened_columns(word: Uint32) -> tuple[Uint32, Uint32]:
+    """Four FP8 numbers [row][column], two by two, as FP16 words of the two columns."""
+    text = "prmt.b32 {$w0}, {$r0}, 0, 0x3120;"
+    return widened(inline_ptx(text, write_only_types=[Uint32], read_only_args=[word]))
 
 
 def rounded(value: Float32) -> Float32:
@@ -115,6 +158,18 @@ def dot(left: Sequence[Float32], right: Sequence[Float32]) -> Float32:
 def rsqrt(value: Float32) -> Float32:
     """1 / sqrt, to the last bit or two."""
     text = "rsqrt.approx.f32 {$w0}, {$r0};"
+    return inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+
+def exp2(value: Float32) -> Float32:
+    """2 to the power of `value`, to the last bit or two; 0 at minus infinity."""
+    text = "ex2.approx.ftz.f32 {$w0}, {$r0};"
+    return inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+
+def log2(value: Float32) -> Float32:
+    """Logarithm to base 2; minus infinity at 0."""
+    text = "lg2.approx.f32 {$w0}, {$r0};"
     return inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
 
 
@@ -160,13 +215,24 @@ def _butterfly(value: Float32, offset: int, end: int) -> Float32:
 def send(rank: Any, pointer: cute.Pointer, value: Float32, barrier: cute.Pointer) -> None:
     """Store into the shared memory of block `rank` of this cluster, at this block's `pointer`, and
     count the 4 bytes at that block's `barrier`. Whoever waits there sees the value: no fence."""
+    send_words(rank, pointer, [value], barrier)
+
+
+def send_words(
+    rank: Any, pointer: cute.Pointer, words: Sequence[Any], barrier: cute.Pointer
+) -> None:
+    """The same with one, two or four words, 4 bytes each."""
+    width = {1: "", 2: ".v2", 4: ".v4"}[len(words)]
+    names = ", ".join(f"{{$r{i + 3}}}" for i in range(len(words)))
+    names = f"{{{names}}}" if width else names
     text = (
-        "{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, {$r0}, {$r3}; "
-        "mapa.shared::cluster.u32 counter, {$r1}, {$r3}; "
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], {$r2}, [counter]; }"
+        "{ .reg .b32 there, counter; mapa.shared::cluster.u32 there, {$r0}, {$r2}; "
+        "mapa.shared::cluster.u32 counter, {$r1}, {$r2}; "
+        f"st.async.shared::cluster.mbarrier::complete_tx::bytes{width}.b32 [there], {names}, "
+        "[counter]; }"
     )
     places = shared_address(pointer), shared_address(barrier)
-    inline_ptx(text, read_only_args=[*places, value, Int32(rank)])
+    inline_ptx(text, read_only_args=[*places, Int32(rank), *words])
 
 
 def fetch(pointer: cute.Pointer, at: Int64, size: int, barrier: cute.Pointer) -> None:
@@ -179,6 +245,25 @@ def fetch(pointer: cute.Pointer, at: Int64, size: int, barrier: cute.Pointer) ->
     inline_ptx(text, read_only_args=[*places])
 
 
+def prefetch(at: Int64, size: Any) -> None:
+    """Start bringing `size` contiguous bytes into L2: no value reaches the program."""
+    text = "cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};"
+    inline_ptx(text, read_only_args=[at, Int32(size)])
+
+
+def store_shared(at: Int32, words: Sequence[Any]) -> None:
+    """Two or four words of shared memory."""
+    names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
+    text = f"st.shared.v{len(words)}.b32 [{{$r0}}], " + f"{{{names}}};"
+    inline_ptx(text, read_only_args=[at, *words])
+
+
+def store_shared_half(at: Int32, value: Float32, kind: str = "bf16") -> None:
+    """One number, rounded to BF16 or, with `kind` f16, to FP16."""
+    text = "{ .reg .b16 low; cvt.rn." + kind + ".f32 low, {$r1}; st.shared.b16 [{$r0}], low; }"
+    inline_ptx(text, read_only_args=[at, value])
+
+
 def load_shared(pointer: cute.Pointer) -> tuple[Uint32, ...]:
     """16 bytes of shared memory."""
     text = "ld.shared.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
@@ -186,20 +271,37 @@ def load_shared(pointer: cute.Pointer) -> tuple[Uint32, ...]:
     return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=places)
 
 
-def load_matrices(at: Int32) -> tuple[Uint32, ...]:
-    """Four 8x8 matrices of BF16 from shared memory; lane l gives the address of row l % 8 of
-    matrix l // 8."""
-    text = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
-    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
+def load_matrices(at: Int32, transposed: bool = False) -> tuple[Uint32, ...]:
+    """Four 8x8 matrices of 2-byte elements from shared memory; lane l gives the address of row
+    l % 8 of matrix l // 8."""
+    way = ".trans" if transposed else ""
+    text = f"ldmatrix.sync.aligned.m8n8.x4{way}.shared.b16 " + "{{$w0}, {$w1}, {$w2}, {$w3}}, "
+    return inline_ptx(text + "[{$r0}];", write_only_types=[Uint32] * 4, read_only_args=[at])
 
 
 def multiply_add(
-    left: Sequence[Uint32], right: Sequence[Uint32], acc: Sequence[Float32]
+    left: Sequence[Uint32], right: Sequence[Uint32], acc: Sequence[Float32], kind: str = "bf16"
 ) -> tuple[Float32, ...]:
-    """acc + left right: 16x16 and 16x8 BF16, 16x8 FP32 spread over the warp."""
+    """acc + left right: 16x16 and 16x8 of `kind`, 16x8 FP32 spread over the warp."""
     text = (
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32 "
+        "{{$w0}, {$w1}, {$w2}, {$w3}}, "
         "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};"
     )
     operands = [*left, *right, *acc]
     return inline_ptx(text, write_only_types=[Float32] * 4, read_only_args=operands)
+
+
+def multiply_add_32(
+    upper: Sequence[Uint32],
+    lower: Sequence[Uint32],
+    right: Sequence[Uint32],
+    acc: Sequence[Float32],
+) -> tuple[Float32, ...]:
+    """acc + left right over 32 columns of BF16, operands as memory holds them: lane l has columns
+    8 (l % 4) to 8 (l % 4) + 7 of rows l // 4 and 8 + l // 4 of the left and of row l // 4 of the
+    right, transposed. The instruction takes them in another order, the same on both sides."""
+    for at in (0, 2):
+        left = (upper[at], lower[at], upper[at + 1], lower[at + 1])
+        acc = multiply_add(left, right[at : at + 2], acc)
+    return tuple(acc)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from kimi_k3.kernels.kda import form as kda
+from kimi_k3.kernels.mla import form as mla
 from kimi_k3.kernels.projection.form import BOX, DEVICES, NEIGHBOUR, Device, cut
 
 MAPS = ((6288, 7168), (3648, 7168), (2304, 1536), (7168, 1536), (7168, 768), (1152, 1536))
@@ -52,3 +53,26 @@ def test_a_cut_covers_a_head_and_its_registers_hold_the_rows(heads: int) -> None
         assert layer.rows * parts == kda.WIDTH and layer.warp_rows * warps == layer.rows
         assert layer.warp_rows <= 16 and parts <= 8
         assert layer.pitch % 16 == 0 and layer.pitch >= (4 * heads + 1) * 128 + heads
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("heads", [6, 12, 96])
+def test_a_core_takes_every_query_and_fits_with_its_neighbours(heads: int, fp8: bool) -> None:
+    for batch in range(1, 65):
+        for tokens in (1, 2, 4, 5, 8):
+            parts = mla.splits(batch, heads * tokens)
+            form = mla.Attend(heads, batch, tokens, 1 << 20, 64, 512, fp8, parts)
+            together = mla.together(batch, form.rows)
+            assert form.groups * form.held >= form.rows and form.held <= mla.MOST_QUERIES
+            assert form.stages >= 2 and form.shared_bytes * together <= mla.SHARED_BYTES
+            assert parts == 1 or parts * batch * form.groups <= mla.BLOCKS * together
+            # Whole tiles, columns and loads for every warp.
+            assert form.tile % (mla.PRODUCERS * 8) == 0 and form.sections * form.tile == 128
+            assert form.row_bytes % (32 * form.sections) == 0
+
+
+def test_values_of_all_rows_and_parts_have_a_place() -> None:
+    for rows in range(1, 65):
+        form = mla.Finish(12, rows, mla.splits(rows, 12))
+        assert form.groups * mla.GROUP >= rows and mla.GROUP % form.spread == 0
+        assert form.spread >= min(rows, mla.GROUP)

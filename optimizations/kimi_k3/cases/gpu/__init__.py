@@ -16,6 +16,10 @@ def cases() -> list[KernelCase]:
     """One case per kernel."""
     from kimi_k3.cases.gpu.attn_res import AttnResCase
     from kimi_k3.cases.gpu.kda import KdaCase
+    from kimi_k3.cases.gpu.mla import QueryCase, ValueCase
+    from kimi_k3.cases.gpu.mla_core import CoreCase
     from kimi_k3.cases.gpu.projection import ProjectionCase
 
-    return [AttnResCase(), ProjectionCase(), KdaCase()]
+    return [
+        AttnResCase(), ProjectionCase(), KdaCase(), QueryCase(), CoreCase(), ValueCase(),
+    ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Device code of an MLA layer, in the order of a step: query, core, value."""

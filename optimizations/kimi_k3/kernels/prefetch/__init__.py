@@ -1,0 +1,1 @@
+"""Operation: bringing the next operation's weights into L2."""
