@@ -4,7 +4,8 @@ Per kind of later work (features, evals, perf at the smallest and the largest ba
 prompts run twice: once with a profiler around every step, once with the entry's result replaced by
 a constant. Then the caches are compared around every step, and one request is answered alone and
 with a prefill beside it in every other step. Both arms do the same: base is the control. Nothing
-here is timed. Owns the calls; what follows from them is for `rules.proof`.
+here is timed but one decode step at the grid's smallest cell, under the profiler, for the report's
+picture. Owns the calls; what follows from them is for `rules.proof`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fasttrack.schema import (
     Record,
     StateRecord,
     Target,
+    TimelineRecord,
     TraceRecord,
     TwinAnswer,
     TwinRecord,
@@ -34,6 +36,8 @@ LENGTHS = (9, 33, 70)
 LONG_TOKENS = 24
 """Of the answer that is interrupted every other step."""
 LATE_TOKENS = 3
+TIMED_TOKENS = 20
+"""Of the answers whose steps are profiled for the timeline."""
 ITEMS = 3
 ENV = {"FASTTRACK_OBSERVED": "1"}
 
@@ -47,6 +51,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
         calls = _Calls(session, setting, name, arm, records)
         calls.state()
         calls.alternation()
+        calls.timeline()
         for kind, requests in kinds(session, setting):
             calls.kind(kind, requests)
         records.append(CodeRecord(stage="path", source="engine", arm=arm, files=session.code()))
@@ -142,6 +147,22 @@ class _Calls:
             TwinRecord(
                 change="alternation", session=self._name, arm=self._arm, cell="path/alternation",
                 plain=_answers(alone)[:1], changed=_answers(mixed)[:1],
+            )
+        )  # fmt: skip
+
+    def timeline(self) -> None:
+        """What ran when in a decode step of the smallest batch and context."""
+        grid, told = self._setting.target.grid, Sampling(max_tokens=TIMED_TOKENS)
+        length = min(min(grid.context_tokens), self._setting.target.max_model_len - TIMED_TOKENS)
+        requests = [
+            _request(self._session, self._setting, length, told, salt=n)
+            for n in range(min(grid.batch))
+        ]
+        seen = self._evidence("path/timeline", requests, timeline=True)
+        self._records.append(
+            TimelineRecord(
+                session=self._name, arm=self._arm, cell="path/timeline", seen=seen.timeline,
+                problem="" if seen.timeline else seen.problem or "no decode step was profiled",
             )
         )  # fmt: skip
 

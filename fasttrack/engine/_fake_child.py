@@ -174,12 +174,20 @@ class Backend:
         return fault if installed else None
 
     def evidence(
-        self, requests: Sequence[dict[str, Any]], trace: bool, state: bool, watermark: bool
+        self,
+        requests: Sequence[dict[str, Any]],
+        trace: bool,
+        state: bool,
+        watermark: bool,
+        timeline: bool,
     ) -> dict[str, Any]:
         """Run requests, and tell what was simulated rather than what was logged."""
         made = Generation.model_validate(self.generate(requests, None))
         late = any(request.get("arrive_after") for request in requests)
         seen = _fake_evidence.observe(made, self._fault, self._entry, trace, state, watermark, late)
+        if timeline:
+            fast = any(step.path == "specialised" for step in made.path)
+            seen = seen.model_copy(update={"timeline": _fake_evidence.timeline(fast)})
         return seen.json_value()
 
     def code(self) -> dict[str, Any]:

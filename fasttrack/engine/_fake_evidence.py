@@ -8,7 +8,7 @@ child; the faults are listed there.
 from __future__ import annotations
 
 from fasttrack.engine.base import Answer, Evidence, Generation
-from fasttrack.schema import PathStep, StateStep
+from fasttrack.schema import PathStep, StateStep, Timeline
 
 STOCK = {"stock::layer": 8, "host::sample": 1}
 FAST = {"fast::layer": 2, "host::sample": 1}
@@ -16,6 +16,8 @@ BLOCKS = 128
 FOREIGN = "99"
 CONSTANT = ord("#")
 DRIFT_NATS = 0.05
+LAYERS = 2
+SPAN_US, GAP_US = 20.0, 5.0
 
 
 def observe(
@@ -39,6 +41,24 @@ def observe(
         watched_blocks=BLOCKS if state else 0,
         blocks=BLOCKS if state else 0,
     )
+
+
+def timeline(fast: bool) -> Timeline:
+    """Two layers: six operators of stock, or three fused ones of which two run at once."""
+    names = ["fuse", "mix", "expert"] if fast else ["norm", "qkv", "mix", "out", "route", "expert"]
+    spans: list[tuple[int, float, float, int, int | None]] = []
+    at = 0.0
+    for layer in range(LAYERS):
+        for index in range(len(names)):
+            beside = fast and index == 1
+            start = at - SPAN_US - GAP_US if beside else at
+            spans.append((index, start, SPAN_US, int(beside), layer))
+            at = at if beside else at + SPAN_US + GAP_US
+    steps = [(len(spans), at - GAP_US)] * 3
+    return Timeline(
+        device="simulated", kinds=["layer"] * LAYERS, names=names, spans=spans, steps=steps,
+        plain_us=[at] * 3,
+    )  # fmt: skip
 
 
 def _constant(answer: Answer) -> Answer:

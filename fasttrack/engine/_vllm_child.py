@@ -85,6 +85,10 @@ class Backend:
         if count_nans:
             os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
         self._forces = forces
+        if os.environ.get(OBSERVED):
+            from fasttrack.engine import _vllm_timeline
+
+            _vllm_timeline.name_units()
         if self._plugin:
             self._import_plugin(self._plugin)
         self._entry = self._wrapped_entry() if os.environ.get(OBSERVED) else None
@@ -170,9 +174,11 @@ class Backend:
         trace: bool,
         state: bool,
         watermark: bool,
+        timeline: bool,
     ) -> dict[str, Any]:
         """Run requests under observation; see `Session.evidence`."""
         from fasttrack.engine import _vllm_evidence as observe
+        from fasttrack.engine import _vllm_timeline
 
         runner = self._llm.collective_rpc(_runner)[0]
         watch, problem = None, ""
@@ -183,8 +189,11 @@ class Backend:
                 problem = str(error)
         traced: list[dict[str, int]] = []
         step = self._engine.step
+        recorder = _vllm_timeline.Recorder(runner, self._scheduled) if timeline else None
 
         def observed() -> Any:
+            if recorder:
+                return recorder.step(step)
             if not trace:
                 return step()
             scheduled = len(self._scheduled)
@@ -196,6 +205,8 @@ class Backend:
         with contextlib.ExitStack() as stack:
             if watch:
                 stack.enter_context(watch.watching())
+            if recorder:
+                stack.enter_context(recorder.watching())
             if watermark and self._entry:
                 stack.enter_context(self._entry.constant())
             self._engine.step = observed
@@ -209,6 +220,7 @@ class Backend:
             "state": [one.json_value() for one in watch.steps] if watch else [],
             "watched_blocks": watch.watched if watch else 0,
             "blocks": watch.blocks if watch else 0,
+            "timeline": seen.json_value() if recorder and (seen := recorder.seen()) else None,
             "problem": problem,
         }
 

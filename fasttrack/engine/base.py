@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from fasttrack.engine.channel import Child
 from fasttrack.errors import EnvironmentUnmet, RunError, UsageError
-from fasttrack.schema import Arm, EngineStep, PathStep, StateStep, Target
+from fasttrack.schema import Arm, EngineStep, PathStep, StateStep, Target, Timeline
 from fasttrack.schema.claim import Frozen, Plugin
 
 Model = TypeVar("Model", bound=Frozen)
@@ -166,8 +166,10 @@ class Evidence(Frozen):
     """Cache changes per engine step, if asked for."""
     watched_blocks: int = 0
     blocks: int = 0
+    timeline: Timeline | None = None
+    """Of a steady decode step, if asked for."""
     problem: str = ""
-    """Why the state could not be watched."""
+    """Why state or timeline could not be watched."""
 
 
 class Code(Frozen):
@@ -305,10 +307,12 @@ class Session:
         trace: bool = False,
         state: bool = False,
         watermark: bool = False,
+        timeline: bool = False,
     ) -> Evidence:
         """As `generate`, under observation; slow, and never inside a measured window.
 
-        `watermark` replaces what the claim's entry returns by a constant.
+        `watermark` replaces what the claim's entry returns by a constant; `timeline` needs about 16
+        decode steps.
         """
         answer, _ = self._child.call(
             "evidence",
@@ -317,6 +321,7 @@ class Session:
             trace=trace,
             state=state,
             watermark=watermark,
+            timeline=timeline,
         )
         return _parsed(self._child, "evidence", Evidence, answer)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fasttrack.bundle.reader import Bundle
-from fasttrack.report import evidence, origin
+from fasttrack.report import evidence, origin, timeline
 from fasttrack.report.model import Report, Section, clean, rank, table, urgency
 from fasttrack.report.tally import Tally, count
 from fasttrack.schema import Record, State, Verdict
@@ -83,6 +83,7 @@ def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield evidence.isolation(bundle)
     yield evidence.paths(bundle, tally)
     yield evidence.proofs(bundle, tally)
+    yield timeline.section(tally)
     yield evidence.kernels(bundle, tally)
     yield evidence.features(bundle, tally)
     yield evidence.evals(bundle, tally)

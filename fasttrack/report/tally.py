@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fasttrack.schema import (
+    Arm,
     ConductRecord,
     FailureRecord,
     FeatureRecord,
@@ -20,6 +21,7 @@ from fasttrack.schema import (
     PathRecord,
     Record,
     SessionRecord,
+    TimelineRecord,
 )
 
 MOST_KEPT = 200
@@ -76,6 +78,7 @@ class Tally:
     failure_count: int = 0
     monitors: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Lowest and highest of each monitored value."""
+    timelines: dict[Arm, TimelineRecord] = field(default_factory=dict)
 
 
 def count(records: Iterable[Record]) -> Tally:
@@ -107,6 +110,8 @@ def count(records: Iterable[Record]) -> Tally:
             tally.failure_count += 1
             if len(tally.failures) < MOST_KEPT:
                 tally.failures.append(record)
+        elif isinstance(record, TimelineRecord):
+            tally.timelines[record.arm] = record
         elif isinstance(record, MonitorRecord):
             _monitor(tally, record)
     return tally

@@ -134,6 +134,38 @@ class TraceRecord(Frozen):
     """Calls of the claim's entry during the call, counted by the harness; null if it cannot."""
 
 
+class Timeline(Frozen):
+    """What ran when in one steady decode step under the device's profiler: its typical step.
+
+    On a GPU its kernels; on a CPU the operators that no other operator called, and compiled units.
+    The profiler costs time in every one of them: times are for comparison, `plain_us` is without.
+    """
+
+    device: str
+    kinds: Sequence[str]
+    """Kind of every decoder layer, in order, by the cache it keeps."""
+    names: Sequence[str]
+    spans: Sequence[tuple[int, float, float, int, int | None]]
+    """(index of its name, start and duration in microseconds, stream, decoder layer), in order of
+    starts; no layer where no module of the model was seen around it."""
+    steps: Sequence[tuple[int, float]]
+    """(spans, microseconds from the first one's start to the last one's end) per profiled step."""
+    plain_us: Sequence[float]
+    """Engine steps just before, without a profiler."""
+
+
+class TimelineRecord(Frozen):
+    """The timeline of one arm, from the path stage."""
+
+    kind: Literal["timeline"] = "timeline"
+    session: str
+    arm: Arm
+    cell: str
+    seen: Timeline | None
+    """None where the engine cannot be profiled."""
+    problem: str = ""
+
+
 class TwinAnswer(Frozen):
     """An answer to a prompt that was asked twice."""
 
@@ -476,6 +508,7 @@ Record = Annotated[
     | MonitorRecord
     | CodeRecord
     | TraceRecord
+    | TimelineRecord
     | TwinRecord
     | StateRecord
     | FailureRecord,

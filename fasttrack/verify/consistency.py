@@ -22,13 +22,22 @@ from fasttrack.schema import (
     SampleRecord,
     SessionRecord,
     StateRecord,
+    TimelineRecord,
     TraceRecord,
     TwinRecord,
 )
 from fasttrack.verify import counts, proofs
 from fasttrack.verify.facts import Contradiction, Facts
 
-_Of = SampleRecord | PathRecord | MonitorRecord | TraceRecord | TwinRecord | StateRecord
+_Of = (
+    SampleRecord
+    | PathRecord
+    | MonitorRecord
+    | TraceRecord
+    | TwinRecord
+    | StateRecord
+    | TimelineRecord
+)
 """Records that name their session."""
 TOLERANCE = timedelta(seconds=2)
 """Between two clocks, one of which tells whole seconds; far below a session's length."""
@@ -118,6 +127,7 @@ def _references(facts: Facts) -> Iterator[Contradiction]:
         *((r, "path", r.arm) for r in facts.of(TraceRecord)),
         *((r, "path", r.arm) for r in facts.of(TwinRecord)),
         *((r, "path", r.arm) for r in facts.of(StateRecord)),
+        *((r, "path", r.arm) for r in facts.of(TimelineRecord)),
     ]
     for record, stage, arm in named:
         session = facts.sessions.get(record.session)

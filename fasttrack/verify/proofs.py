@@ -9,19 +9,31 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from fasttrack.rules.proof import kinds_of
-from fasttrack.schema import PathRecord, StateRecord, TraceRecord, TwinAnswer, TwinRecord
+from fasttrack.schema import (
+    PathRecord,
+    StateRecord,
+    TimelineRecord,
+    TraceRecord,
+    TwinAnswer,
+    TwinRecord,
+)
 from fasttrack.verify.facts import Contradiction, Facts
 
-Proof = TraceRecord | TwinRecord | StateRecord
+Proof = TraceRecord | TwinRecord | StateRecord | TimelineRecord
 
 
 def _proofs(facts: Facts) -> list[Proof]:
-    return [*facts.of(TraceRecord), *facts.of(TwinRecord), *facts.of(StateRecord)]
+    return [
+        *facts.of(TraceRecord),
+        *facts.of(TwinRecord),
+        *facts.of(StateRecord),
+        *facts.of(TimelineRecord),
+    ]
 
 
 def _planned(facts: Facts) -> Iterator[Contradiction]:
     """Each arm made every planned proof once, and no other."""
-    cells = {"path/state": "state", "path/alternation": "twin"}
+    cells = {"path/state": "state", "path/alternation": "twin", "path/timeline": "timeline"}
     for kind in kinds_of(facts.claim.targets[facts.run.target]):
         cells |= {f"path/{kind}/trace": "trace", f"path/{kind}/watermark": "twin"}
     counted: Counter[tuple[str, str]] = Counter()
@@ -55,6 +67,8 @@ def _against(record: Proof, log: PathRecord) -> str:
         if len(record.steps) != steps or record.watched_blocks > record.blocks:
             return f"{len(record.steps)} steps were watched of {steps}"
         return ""
+    if isinstance(record, TimelineRecord):
+        return _timeline(record, pure)
     if isinstance(record, TraceRecord):
         if record.decode_steps != pure:
             return f"{record.decode_steps} decode steps were traced of {pure}"
@@ -68,6 +82,21 @@ def _against(record: Proof, log: PathRecord) -> str:
     answers: list[TwinAnswer] = [*record.plain, *record.changed]
     if any(len(a.logprobs) > len(a.token_ids) for a in answers):
         return "there are more log-probabilities than tokens"
+    return ""
+
+
+def _timeline(record: TimelineRecord, pure: int) -> str:
+    seen = record.seen
+    if seen is None:
+        return ""
+    if len(seen.steps) + len(seen.plain_us) > pure:
+        return f"{len(seen.steps) + len(seen.plain_us)} steps were timed of {pure}"
+    if len(seen.spans) not in {count for count, _ in seen.steps}:
+        return f"{len(seen.spans)} spans are of none of its steps"
+    for name, start, took, _, layer in seen.spans:
+        known = 0 <= name < len(seen.names) and (layer is None or 0 <= layer < len(seen.kinds))
+        if not known or start < 0 or took < 0:
+            return "a span has no name, layer or time"
     return ""
 
 

@@ -32,6 +32,7 @@ from fasttrack.schema import (
     SampleRecord,
     SanitizerRecord,
     StateRecord,
+    TimelineRecord,
     TraceRecord,
     TwinRecord,
     Verdict,
@@ -55,6 +56,7 @@ _STAGE_OF_KIND: dict[type[Any], str] = {
     ItemRecord: "evals",
     SampleRecord: "perf",
     TraceRecord: "path",
+    TimelineRecord: "path",
     TwinRecord: "path",
     StateRecord: "path",
 }

@@ -85,7 +85,7 @@ def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:
     assert kinds == {
         "IsolationRecord", "KernelRecord", "CompiledRecord", "FeatureRecord", "ItemRecord",
         "SampleRecord", "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
-        "CodeRecord", "TraceRecord", "TwinRecord", "StateRecord",
+        "CodeRecord", "TraceRecord", "TwinRecord", "StateRecord", "TimelineRecord",
     }  # fmt: skip
 
 

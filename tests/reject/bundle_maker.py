@@ -29,6 +29,7 @@ from fasttrack.bundle import sign as signing
 from fasttrack.bundle.provenance import harness_digest
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
+from fasttrack.engine._fake_evidence import timeline
 from fasttrack.evals.task import prompt_room
 from fasttrack.evals.tasks.long_chain import TASK
 from fasttrack.plan import TIERS
@@ -66,6 +67,7 @@ from fasttrack.schema import (
     StateRecord,
     StateStep,
     Tier,
+    TimelineRecord,
     TraceRecord,
     TwinAnswer,
     TwinRecord,
@@ -282,6 +284,8 @@ def path_records(clock: Clock, arm: Arm, kinds: Sequence[str]) -> list[Record]:
                 change="alternation", session=name, arm=arm, cell="path/alternation",
                 plain=[plain], changed=[plain],
             ),
+            logged("path/timeline"),
+            TimelineRecord(session=name, arm=arm, cell="path/timeline", seen=timeline(fast)),
             CodeRecord(stage="path", source="engine", arm=arm, files=CODE[arm]),
         ]  # fmt: skip
         return made

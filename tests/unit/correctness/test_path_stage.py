@@ -14,6 +14,7 @@ from fasttrack.schema import (
     Record,
     State,
     StateRecord,
+    TimelineRecord,
     TraceRecord,
     TwinRecord,
 )
@@ -27,9 +28,10 @@ def run(folder: Path, **fake: object) -> list[Record]:
 
 def test_every_proof_is_made_in_both_arms(tmp_path: Path) -> None:
     records = run(tmp_path)
-    made = [r for r in records if isinstance(r, TraceRecord | TwinRecord | StateRecord)]
+    proofs = TraceRecord | TwinRecord | StateRecord | TimelineRecord
+    made = [r for r in records if isinstance(r, proofs)]
     kinds = proof.kinds_of(setting(tmp_path).target)
-    cells = {"path/state", "path/alternation"}
+    cells = {"path/state", "path/alternation", "path/timeline"}
     cells |= {f"path/{kind}/{what}" for kind in kinds for what in ("trace", "watermark")}
     for arm in ("base", "candidate"):
         assert sorted(r.cell for r in made if r.arm == arm) == sorted(cells)
