@@ -85,7 +85,8 @@ class LocalSession:
 
     def evidence(self, requests: Sequence[Request], **asked: Any) -> Evidence:
         """As `Session.evidence`."""
-        told = {"trace": False, "state": False, "watermark": False, **asked}
+        none = ("trace", "state", "watermark", "timeline")
+        told = {**dict.fromkeys(none, False), **asked}
         made = self._backend.evidence([request.json_value() for request in requests], **told)
         return Evidence.model_validate(made)
 
