@@ -72,6 +72,7 @@ BLOCK = 128
 STEP_S = 2e-3
 PREFILL_TOKEN_S = 2e-5
 BUDGET = 512
+EXPERTS = 8
 
 
 class Backend:
@@ -189,6 +190,18 @@ class Backend:
             fast = any(step.path == "specialised" for step in made.path)
             seen = seen.model_copy(update={"timeline": _fake_evidence.timeline(fast)})
         return seen.json_value()
+
+    def routing(self, requests: Sequence[dict[str, Any]], seed: int | None) -> dict[str, Any]:
+        """Two layers of experts, each for a range of bytes of its own."""
+        rng = random.Random(f"routing/{seed}")
+        asked = [Request.model_validate(request).prompt for request in requests]
+        if seed is not None:
+            asked = [tuple(rng.randrange(256) for _ in prompt) for prompt in asked]
+        counts = [[0] * EXPERTS for _ in range(2)]
+        for token in (token for prompt in asked for token in prompt):
+            for layer, row in enumerate(counts):
+                row[(token // (256 // EXPERTS) + layer) % EXPERTS] += 1
+        return {"experts": EXPERTS, "layers": counts}
 
     def code(self) -> dict[str, Any]:
         """No file is mapped, but for a planted one."""
@@ -416,6 +429,7 @@ if __name__ == "__main__":
             "reset_prefix_cache": backend.reset_prefix_cache,
             "caches": backend.caches,
             "evidence": backend.evidence,
+            "routing": backend.routing,
             "code": backend.code,
             "end": backend.end,
         },

@@ -224,6 +224,44 @@ class Backend:
             "problem": problem,
         }
 
+    def routing(self, requests: Sequence[dict[str, Any]], seed: int | None) -> dict[str, Any]:
+        """Which experts are chosen while requests are prefilled; see `Session.routing`."""
+        from fasttrack.engine import _vllm_routing
+
+        config = self._engine.vllm_config
+        experts = int(config.model_config.get_num_experts() or 0)
+        if not experts:
+            return {"experts": 0}
+        if config.parallel_config.world_size > 1:
+            return {"experts": experts, "problem": "the model runs in other processes"}
+        asked = [dict(request) for request in requests]
+        if seed is not None:
+            lengths = [len(request["prompt"]) for request in asked]
+            words = config.model_config.get_vocab_size()
+            for request, ids in zip(
+                asked, _vllm_routing.random_tokens(lengths, words, seed), strict=True
+            ):
+                request["prompt"] = ids
+        seen = _vllm_routing.Routing(experts)
+        step = self._engine.step
+
+        def watched() -> Any:
+            seen.step()
+            with seen:
+                return step()
+
+        self.reset_prefix_cache()
+        self._engine.step = watched
+        try:
+            self.generate(asked, None)
+        finally:
+            self._engine.step = step
+        return {
+            "experts": experts,
+            "layers": [counts.tolist() for counts in seen.counts],
+            "problem": "" if seen.counts else "no operator that routes was seen",
+        }
+
     def _wrapped_entry(self) -> Any:
         """The claim's entry, wrapped before the engine could capture it; None without one."""
         from fasttrack.engine import _vllm_evidence as observe
@@ -530,6 +568,7 @@ if __name__ == "__main__":
             "reset_prefix_cache": backend.reset_prefix_cache,
             "caches": backend.caches,
             "evidence": backend.evidence,
+            "routing": backend.routing,
             "code": backend.code,
             "end": backend.end,
         },

@@ -172,6 +172,16 @@ class Evidence(Frozen):
     """Why state or timeline could not be watched."""
 
 
+class Routed(Frozen):
+    """Which experts some prompts were sent to; no expert where the model has none."""
+
+    experts: int
+    layers: tuple[tuple[int, ...], ...] = ()
+    """How often each expert was chosen, per layer."""
+    problem: str = ""
+    """Why it could not be seen."""
+
+
 class Code(Frozen):
     """Compiled code mapped by the child; see `engine.code`."""
 
@@ -324,6 +334,16 @@ class Session:
             timeline=timeline,
         )
         return _parsed(self._child, "evidence", Evidence, answer)
+
+    def routing(self, prompts: Sequence[tuple[int, ...]], seed: int | None = None) -> Routed:
+        """Prefill prompts and tell which experts they were sent to; slow.
+
+        With a `seed`, random tokens from the whole vocabulary instead, of the same lengths.
+        """
+        asked = [Request(prompt=prompt, sampling=Sampling(max_tokens=1)) for prompt in prompts]
+        told = [one.json_value() for one in asked]
+        answer, _ = self._child.call("routing", self._timeout_s, requests=told, seed=seed)
+        return _parsed(self._child, "routing", Routed, answer)
 
     def code(self) -> Mapping[str, str]:
         """Compiled code that the engine's process has mapped: name by digest."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from fasttrack.engine.base import Generation, Session
 from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
-from fasttrack.perf import monitors, prompts, traffic
+from fasttrack.perf import monitors, prompts, routing, traffic
 from fasttrack.perf.window import WARM_UP_STEPS
 from fasttrack.schema import Arm, Cell, MonitorRecord, Record, SampleRecord
 
@@ -48,6 +48,9 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
                 records += [
                     r.model_copy(update=facts) if isinstance(r, SampleRecord) else r for r in made
                 ]
+        if arm == "base" and not spec["block"]:
+            sent = _sent(setting, session, cells, corpus)
+            records += routing.measure(session, name, sent)
     records.append(MonitorRecord(stage="perf", session=name, values=watch.values))
     return records
 
@@ -66,6 +69,17 @@ def _cells(setting: Setting, spec: Mapping[str, Any]) -> list[Cell]:
     ]
     random.Random(f"cells/{setting.seed}/{block}").shuffle(cells)
     return cells
+
+
+def _sent(
+    setting: Setting, session: Session, cells: Sequence[Cell], corpus: Sequence[int]
+) -> dict[int, list[tuple[int, ...]]]:
+    """Of each context length, the prompts of the cell with the most of them."""
+    widest = {cell.context_tokens: cell for cell in sorted(cells, key=lambda cell: cell.batch)}
+    return {
+        context: _prompts(setting, session, cell, corpus, cell.batch)
+        for context, cell in widest.items()
+    }
 
 
 def _cell(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fasttrack import stats
 from fasttrack.perf.window import cost_s, window
-from fasttrack.rules import looks
+from fasttrack.rules import looks, routing
 from fasttrack.rules.base import Case, Rule
 from fasttrack.rules.looks import Look, Pair
 from fasttrack.rules.validity import engine_problem, exercised, machine_problems, problem_of
@@ -36,6 +36,7 @@ def judge(case: Case) -> Iterator[Verdict]:
     """One verdict per planned cell, then the sentence."""
     cells = [(seen.cell, _verdict_of(case, seen)) for seen in _look_at(case)]
     yield from (verdict for _, verdict in cells)
+    yield from routing.verdicts(case)
     if cells:
         yield _sentence(case, cells)
 
@@ -80,11 +81,12 @@ def _look_at(case: Case) -> list[_Seen]:
     """The planned cells that the run was to measure, each with its last look."""
     problem = engine_problem(case)
     machine = machine_problems(case)
+    routed = routing.problems(case)
     by_cell: dict[str, list[SampleRecord]] = defaultdict(list)
     for sample in case.records(SampleRecord):
         by_cell[sample.cell].append(sample)
     found = [
-        _validated(case, cell, by_cell[cell.id], problem, machine)
+        _validated(case, cell, by_cell[cell.id], problem, machine, routed)
         for cell in case.claim.cells(case.run.target)
         if case.wants(cell.id)
     ]
@@ -109,6 +111,7 @@ def _validated(
     samples: Sequence[SampleRecord],
     problem: str,
     machine: Mapping[str, str],
+    routed: Mapping[int, str],
 ) -> _Seen:
     """Which samples count, decided before any duration is read."""
     declared = case.target.grid.unsupported_because(cell.id)
@@ -126,7 +129,7 @@ def _validated(
     if unused:
         detail = f"session {unused[0].session} did not run the specialised path in its window"
         return _Seen(cell, (), State.NOT_EXERCISED, "PATH-NONE", detail)
-    problems = {s.session: problem_of(s, cell, case, machine) for s in samples}
+    problems = {s.session: problem_of(s, cell, case, machine, routed) for s in samples}
     excluded = sorted(f"{session}: {why}" for session, (_, why) in problems.items() if why)
     valid = [s for s in samples if not problems[s.session][0]]
     pairs = _pairs(valid, cell)

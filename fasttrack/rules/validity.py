@@ -75,12 +75,19 @@ def _foreign(values: Mapping[str, Scalar], case: Case) -> str:
 
 
 def problem_of(
-    sample: SampleRecord, cell: Cell, case: Case, machine: Mapping[str, str]
+    sample: SampleRecord,
+    cell: Cell,
+    case: Case,
+    machine: Mapping[str, str],
+    routed: Mapping[int, str],
 ) -> tuple[str, str]:
-    """(reason, why) a sample does not count; empty if it does. `machine`: of `machine_problems`."""
+    """(reason, why) a sample does not count; empty if it does.
+
+    `machine`: of `machine_problems`; `routed`: of `routing.problems`.
+    """
     for reason, why in (
         ("VAL-MACHINE", machine.get(sample.session, "")),
-        ("VAL-PROMPTS", prompts_problem(sample, case)),
+        ("VAL-PROMPTS", prompts_problem(sample, case) or routed.get(cell.context_tokens, "")),
         ("VAL-TOKENS", sample_problem(sample, cell)),
         ("VAL-CLOCK", clock_problem(sample, cell, case)),
         ("VAL-WARM", warmth_problem(sample, cell)),

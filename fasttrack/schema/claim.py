@@ -401,6 +401,9 @@ class SpeedPolicy(Frozen):
     max_excluded_share: float = Field(default=0.25, ge=0, le=1)
     max_token_evenness: float = Field(default=0.97, gt=0, le=1)
     """Of the prompts' token frequencies, above which they are taken for random tokens."""
+    min_routing_contrast: float = Field(default=1.5, gt=0)
+    """How much farther than random tokens from each other the prompts of a mixture-of-experts model
+    must lie from random tokens in their choice of experts."""
     max_foreign_cpu_share: float = Field(default=0.1, ge=0, le=1)
     """Of the machine's CPU time, what processes of others may use while evidence is measured; runs
     of the role `development` only tell it."""

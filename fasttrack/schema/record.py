@@ -473,6 +473,25 @@ class SampleRecord(Frozen):
     """Entropy of that text's token frequencies, as a share of what random tokens would have."""
 
 
+class RoutingRecord(Frozen):
+    """How often each expert was chosen while prompts were prefilled by base: one row per layer.
+
+    Of prompts that the sweep sent, and of two sets of random tokens of the same lengths.
+    """
+
+    kind: Literal["routing"] = "routing"
+    session: str
+    context_tokens: int
+    prompts: int
+    experts: int
+    """The model's, as it says itself."""
+    sent: Sequence[Sequence[int]]
+    random: Sequence[Sequence[int]]
+    again: Sequence[Sequence[int]]
+    problem: str = ""
+    """Why routing could not be seen."""
+
+
 class MonitorRecord(Frozen):
     """Machine state during one session."""
 
@@ -506,6 +525,7 @@ Record = Annotated[
     | ItemRecord
     | SampleRecord
     | MonitorRecord
+    | RoutingRecord
     | CodeRecord
     | TraceRecord
     | TimelineRecord

@@ -499,8 +499,14 @@ REASONS: dict[str, Explanation] = {
     ),
     "VAL-PROMPTS": Explanation(
         "The arms were asked different prompts, or prompts that are no real text: random tokens "
-        "load the experts of a mixture alike and are hard to draft for, so speeds on them mislead.",
+        "use the experts of a mixture otherwise than text and are hard to draft for, so speeds on "
+        "them mislead.",
         "Use the shipped prompts, or real text of your own under [targets.NAME.prompts].",
+    ),
+    "VAL-UNROUTED": Explanation(
+        "Which experts the prompts were sent to could not be seen, so that only the evenness of "
+        "their tokens tells them from random ones.",
+        "Routing is seen in eager mode on one rank; the detail says what was in the way.",
     ),
     "VAL-ENGINE": Explanation(
         "Sessions of one run differ in more than the switch (build, flags, checkpoint).",

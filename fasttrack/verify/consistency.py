@@ -19,6 +19,7 @@ from fasttrack.schema import (
     MonitorRecord,
     PathRecord,
     Record,
+    RoutingRecord,
     SampleRecord,
     SessionRecord,
     StateRecord,
@@ -33,6 +34,7 @@ _Of = (
     SampleRecord
     | PathRecord
     | MonitorRecord
+    | RoutingRecord
     | TraceRecord
     | TwinRecord
     | StateRecord
@@ -124,6 +126,7 @@ def _references(facts: Facts) -> Iterator[Contradiction]:
         *((r, "perf", r.arm) for r in facts.samples),
         *((r, r.stage, r.arm) for r in facts.of(PathRecord)),
         *((r, r.stage, None) for r in facts.of(MonitorRecord)),
+        *((r, "perf", "base") for r in facts.of(RoutingRecord)),
         *((r, "path", r.arm) for r in facts.of(TraceRecord)),
         *((r, "path", r.arm) for r in facts.of(TwinRecord)),
         *((r, "path", r.arm) for r in facts.of(StateRecord)),

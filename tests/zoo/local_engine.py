@@ -20,6 +20,7 @@ from fasttrack.engine.base import (
     Inspection,
     Launch,
     Request,
+    Routed,
     SessionInfo,
 )
 from fasttrack.engine.serve import Coded
@@ -89,6 +90,11 @@ class LocalSession:
         told = {**dict.fromkeys(none, False), **asked}
         made = self._backend.evidence([request.json_value() for request in requests], **told)
         return Evidence.model_validate(made)
+
+    def routing(self, prompts: Sequence[tuple[int, ...]], seed: int | None = None) -> Routed:
+        """As `Session.routing`."""
+        asked = [Request(prompt=prompt).json_value() for prompt in prompts]
+        return Routed.model_validate(self._backend.routing(asked, seed))
 
     def code(self) -> dict[str, str]:
         """As `Session.code`."""

@@ -38,6 +38,7 @@ from fasttrack.schema import (
     PlantResult,
     Policy,
     Record,
+    RoutingRecord,
     RunInfo,
     SampleRecord,
     SelfTest,
@@ -680,6 +681,42 @@ def perf(
                 scheduled = [(s.decode_tokens, s.prefill_tokens) for s in steps]
                 made.append(path("perf", arm, scheduled, name=name, cell=cell.id))
     return made
+
+
+def _chosen(weights: Sequence[float], seed: int) -> list[list[int]]:
+    """Two layers, 2000 choices each."""
+    rng = random.Random(f"routing/{seed}")
+    made = []
+    for _ in range(2):
+        drawn = rng.choices(range(len(weights)), weights, k=2000)
+        made.append([drawn.count(expert) for expert in range(len(weights))])
+    return made
+
+
+def evenly(seed: int) -> list[list[int]]:
+    """How random tokens use eight experts."""
+    return _chosen([1.0] * 8, seed)
+
+
+def skewed(seed: int) -> list[list[int]]:
+    """How text does."""
+    return _chosen([8.0, 4.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0], seed)
+
+
+def routing(**changes: Any) -> RoutingRecord:
+    """Prompts that prefer some experts, beside random tokens, which do not."""
+    return RoutingRecord(
+        **{
+            "session": "perf-b0-0-base",
+            "context_tokens": 64,
+            "prompts": 8,
+            "experts": 8,
+            "sent": skewed(0),
+            "random": evenly(1),
+            "again": evenly(2),
+        }
+        | changes
+    )
 
 
 def honest_run(**parts: Sequence[Record]) -> list[Record]:

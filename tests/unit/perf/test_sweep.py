@@ -13,8 +13,15 @@ from local_engine import setting
 from fasttrack.engine.setting import Setting
 from fasttrack.perf import prompts, sweep
 from fasttrack.perf.window import cost_s, decode_window
-from fasttrack.rules import validity
-from fasttrack.schema import MonitorRecord, PathRecord, SampleRecord, SessionRecord, Target
+from fasttrack.rules import routing, validity
+from fasttrack.schema import (
+    MonitorRecord,
+    PathRecord,
+    RoutingRecord,
+    SampleRecord,
+    SessionRecord,
+    Target,
+)
 
 SPEC = {"block": 1, "position": 2, "window_steps": 10, "pairs": 4, "ranks": 1}
 
@@ -46,6 +53,18 @@ def test_every_cell_is_measured_once(tmp_path: Path) -> None:
         # Untrimmed: the steps of prefill and warm-up are there as well.
         assert sum(step.prefill_tokens for step in sample.steps) == 64 * batch
     assert [type(r) for r in made[-2:]] == [SessionRecord, MonitorRecord]
+
+
+def test_base_tells_in_its_first_block_how_experts_are_used(tmp_path: Path) -> None:
+    def routed(arm: str, block: int) -> list[RoutingRecord]:
+        made = sweep.run(setting(tmp_path), {"arm": arm, **SPEC, "block": block})
+        return [record for record in made if isinstance(record, RoutingRecord)]
+
+    (record,) = routed("base", 0)
+    assert (record.context_tokens, record.prompts, record.experts) == (64, 4, 8)
+    assert [sum(layer) for layer in record.sent] == [4 * 64] * 2
+    assert routing.entropy(record.sent) < 0.8 < routing.entropy(record.random)
+    assert not routed("candidate", 0) and not routed("base", 1)
 
 
 def test_each_sample_has_its_step_log(tmp_path: Path) -> None:

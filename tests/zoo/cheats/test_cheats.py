@@ -708,6 +708,7 @@ def test_every_reason_of_the_rules_has_a_cheat() -> None:
         *("OK", "FEAT-DECLARED", "HOIST-NONE", "ISO-DECLARED", "ISO-REFUSED", "SPD-FASTER"),
         "SPD-UNSUPPORTED",
         "PATH-NO-CODE",
+        "VAL-UNROUTED",
     }
     assert set(REASONS) - planted - by_stages - good == set()
 
