@@ -163,18 +163,16 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
             add("evals", f"{name}-{arm}", boot + external.samples * external.answer_tokens * step,
                 arm=arm, external=name)  # fmt: skip
     blocks = amounts.blocks + amounts.spare_blocks
-    for turn, ranks in enumerate(sorted({cell.tensor_parallel_size for cell in cells})):
+    for turn, shape in enumerate(sorted({cell.shape for cell in cells})):
         session = boot + sum(
-            cell_cost_s(cell, amounts, engine)
-            for cell in cells
-            if cell.tensor_parallel_size == ranks
+            cell_cost_s(cell, amounts, engine) for cell in cells if cell.shape == shape
         )
         for index, order in enumerate(orders(blocks, seed)):
             for position, arm in enumerate(order):
                 block = turn * blocks + index
                 add("perf", f"block{block}-{position}-{arm}",
                     session if index < amounts.blocks else SPARE_S,
-                    block=block, position=position, arm=arm, ranks=ranks,
+                    block=block, position=position, arm=arm, shape=list(shape),
                     pairs=2 * amounts.blocks, window_steps=amounts.window_steps)  # fmt: skip
     return Plan(claim, target, tier, seed, amounts, cells, tuple(units))
 
@@ -204,11 +202,13 @@ def dropped(higher: Tier, lower: Tier) -> list[str]:
 def _check_room(target: Target, amounts: Amounts) -> None:
     """Every cell can decode its whole window after its context, and eval items fit."""
     longest = max(target.grid.context_tokens)
-    if longest + amounts.window_steps + SPARE_STEPS > target.max_model_len:
+    lane = 1 + max(target.grid.draft_tokens)
+    if longest + (amounts.window_steps + SPARE_STEPS) * lane > target.max_model_len:
+        each = f" of up to {lane} tokens" if lane > 1 else ""
         raise UsageError(
             "CLM-005",
-            f"impossible grid: context_tokens {longest} and {amounts.window_steps} decode steps do "
-            f"not fit max_model_len {target.max_model_len}",
+            f"impossible grid: context_tokens {longest} and {amounts.window_steps} decode steps"
+            f"{each} do not fit max_model_len {target.max_model_len}",
             next_step="raise max_model_len or leave the longest context out",
         )
     room = prompt_room(target.max_model_len, amounts.answer_tokens)

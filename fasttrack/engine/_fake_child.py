@@ -2,7 +2,7 @@
 
 `engine_args.fake` keys: `speedup` (candidate's decode, default 1.0), `noise_percent` (per session
 and per step, default 0.5), or `noise` = ``recorded`` for that of a real machine, its `seed`,
-`fault`, one of `FAULTS`, and `fault_arm` (default candidate).
+`fault`, one of `FAULTS`, and `fault_arm` (default candidate, or ``both``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAULTS = (
     *("refuses_neighbours", "changes_template", "echoes", "ignores_max_tokens", "cuts_prompts"),
     *("warm_prefix", "hides_cached", "clamps_batch", "slow_start", "inflates_tokens"),
     *("fails_in_external_evals", "dies_in_external_evals", "ignores_temperature"),
-    *("never_ends",),
+    *("never_ends", "relaxed_accept", "refuses_dcp"),
 )
 FACTS = {
     "code": {"engine.sample:Sampler.forward": "stock", "engine.core:Scheduler.schedule": "stock"},
@@ -73,6 +73,8 @@ STEP_S = 2e-3
 PREFILL_TOKEN_S = 2e-5
 BUDGET = 512
 EXPERTS = 8
+ACCEPTANCE = 0.6
+"""Chance that a draft is accepted if the one before was."""
 
 
 class Backend:
@@ -102,7 +104,7 @@ class Backend:
         fault = options.get("fault")
         if fault is not None and fault not in FAULTS:
             raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {', '.join(FAULTS)}")
-        self._fault = fault if options.get("fault_arm", "candidate") == arm else None
+        self._fault = fault if options.get("fault_arm", "candidate") in (arm, "both") else None
         self._session = session
         self._isolation_fault = self._planted(fault, session, plugin is not None,
                                               additional_config)  # fmt: skip
@@ -123,7 +125,12 @@ class Backend:
         self._step = 0
         self._seen: set[tuple[int, ...]] = set()
         self._blocks = self._target.engine_args.get("num_gpu_blocks_override")
+        drafting = self._target.engine_args.get("speculative_config", {})
         self._drafts = "speculative_config" in self._target.engine_args
+        # Other methods than a lookup in the text make as many drafts as asked for in every step.
+        always = drafting.get("method") not in (None, "ngram")
+        self._each = int(drafting.get("num_speculative_tokens", 0)) if always else 0
+        self._shared = int(self._target.engine_args.get("decode_context_parallel_size", 1))
         self._null = "zero"
         other = self._isolation_fault == "changes_neighbour"
         self._model = Model(
@@ -139,6 +146,8 @@ class Backend:
         unrelated = session.startswith("neighbour") and self._fault == "refuses_neighbours"
         if self._fault == "refuse" or unrelated:
             raise Coded("ENG-007", "planted refusal: dtype is wrong; batch is wrong")
+        if self._fault == "refuses_dcp" and self._shared > 1:
+            raise Coded("ENG-007", "planted refusal: decode context parallelism")
         if self._fault == "refuses_lora" and self._target.engine_args.get("enable_lora"):
             raise Coded("ENG-007", "planted refusal: LoRA adapters are not supported")
         if self._fault == "raise_at_start":
@@ -156,6 +165,8 @@ class Backend:
                 "max_num_batched_tokens": self._budget,
                 "prefix_caching": True,
                 "tensor_parallel_size": self._ranks,
+                "decode_context_parallel_size": self._shared,
+                "draft_tokens": self._each,
                 "timer": "simulated",
             },
             prepared_batches=(1, 2, 4, 8, 16, 32, 64),
@@ -223,6 +234,7 @@ class Backend:
         requests: Sequence[dict[str, Any]],
         full_decode_steps: int | None,
         mark_after: int | None = None,
+        lane_tokens: int = 1,
     ) -> dict[str, Any]:
         """One prefill phase under a token budget, then decode steps on a simulated clock."""
         if self._fault == "hang":
@@ -260,6 +272,7 @@ class Backend:
         path: list[PathStep] = []
         emitted: list[int] = []
         contexts: list[int] = []
+        drafted: list[int] = []
         full = preempted = 0
         began = self._clock
         while full_decode_steps is None or full < full_decode_steps:
@@ -277,14 +290,17 @@ class Backend:
             if self._fault == "clamps_batch":
                 decoding = decoding[: max(1, len(lanes) // 2)]
             for lane in decoding:
-                lane.made += 1
+                lane.made = min(lane.made + 1 + self._accepted(), lane.most)
+            if decoding and self._each:
+                drafted.append(len(steps))
             steps.append(self._engine_step(len(decoding), prefill))
             path.append(self._path_step(len(asked), len(decoding), prefill))
             emitted.append(sum(lane.made for lane in here) - before)
             contexts.append(sum(lane.length for lane in here))
             for lane in ongoing:
                 lane.given_up |= self._clock - began >= lane.limit_s and not lane.done
-            full += len(decoding) == len(lanes) and prefill == 0
+            wanted = len(lanes) * lane_tokens
+            full += len(decoding) * (1 + self._each) == wanted and prefill == 0
             if full_decode_steps is not None and full in (mark_after, full_decode_steps):
                 self.mark(len(steps))
         made = iter([self._model.answer(lane) for lane in lanes])
@@ -303,11 +319,20 @@ class Backend:
             path=tuple(path),
             emitted=tuple(emitted),
             contexts=tuple(contexts),
+            drafted=tuple(drafted),
             preemptions=preempted,
             draft_tokens=tokens if self._drafts else 0,
             left=self._left,
             cache_usage=float(self._left),
         ).json_value()
+
+    def _accepted(self) -> int:
+        """Draft tokens of one request that a step accepts, up to the first that it does not."""
+        chance = 0.9 if self._fault == "relaxed_accept" else ACCEPTANCE
+        kept = 0
+        while kept < self._each and self._random.random() < chance:
+            kept += 1
+        return kept
 
     def _wait_for(self, starved: Sequence[Lane], began: float) -> None:
         """Until requests that make no progress are given up: for ever, if nothing says when."""
@@ -383,7 +408,10 @@ class Backend:
         duration /= (self._speedup if pure else 1.0) * self._ranks**0.5
         start, self._clock = self._clock, self._clock + duration
         return EngineStep(
-            start_s=start, duration_s=duration, decode_tokens=decode, prefill_tokens=prefill
+            start_s=start,
+            duration_s=duration,
+            decode_tokens=decode * (1 + self._each),
+            prefill_tokens=prefill,
         )
 
     def _path_step(self, rows: int, decode: int, prefill: int) -> PathStep:
@@ -397,7 +425,7 @@ class Backend:
             path="specialised" if specialised else "stock",
             reason="pure decode" if specialised else "prefill" if prefill else "switched off",
             requests=rows,
-            tokens=decode + prefill,
+            tokens=decode * (1 + self._each) + prefill,
             prefill_tokens=prefill,
             wrote={"slots": f"1-{rows}"},
         )

@@ -72,9 +72,14 @@ class Lane:
         """Whether it has all tokens it may have, or was given up."""
         if self.given_up:
             return True
+        return self.made >= self.most
+
+    @property
+    def most(self) -> int:
+        """Tokens it may have."""
         limit = min(self.request.sampling.max_tokens, self.room)
         after = self.request.abort_after
-        return self.made >= (limit if after is None else min(limit, after))
+        return limit if after is None else min(limit, after)
 
 
 class Model:

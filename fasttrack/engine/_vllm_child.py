@@ -130,6 +130,7 @@ class Backend:
         requests: Sequence[dict[str, Any]],
         full_decode_steps: int | None,
         mark_after: int | None = None,
+        lane_tokens: int = 1,
     ) -> dict[str, Any]:
         """Run requests together; see `Session.generate`."""
         asked = [Request.model_validate(request) for request in requests]
@@ -140,7 +141,9 @@ class Backend:
         self._drafted.clear()
         self._seen.clear()
         try:
-            answers, steps, emitted = self._run(names, asked, full_decode_steps, mark_after)
+            answers, steps, emitted = self._run(
+                names, asked, full_decode_steps, mark_after, lane_tokens
+            )
         except BaseException:
             # Requests beside a bad one, and their step log, must not reach the next call.
             with contextlib.suppress(Exception):
@@ -283,6 +286,7 @@ class Backend:
         asked: Sequence[Request],
         full_decode_steps: int | None,
         mark_after: int | None,
+        lane_tokens: int,
     ) -> tuple[tuple[Answer, ...], list[EngineStep], list[int]]:
         """Answers in order, the engine's steps, and the tokens that each handed out."""
         found = {name: Collected(request) for name, request in zip(names, asked, strict=True)}
@@ -314,7 +318,7 @@ class Backend:
                         prefill_tokens=prefill,
                     )
                 )
-                full += decode == len(asked) and prefill == 0
+                full += decode == len(asked) * lane_tokens and prefill == 0
             emitted += [0] * (len(steps) - len(emitted))
             for output in produced:
                 # A step that only collects what was in flight has no entry of its own.
@@ -480,6 +484,10 @@ def fingerprint(config: Any) -> dict[str, str | int | float | bool | None]:
         "kv_cache_dtype": str(config.cache_config.cache_dtype),
         "enforce_eager": bool(config.model_config.enforce_eager),
         "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
+        "decode_context_parallel_size": config.parallel_config.decode_context_parallel_size,
+        "draft_tokens": config.speculative_config.num_speculative_tokens
+        if config.speculative_config
+        else 0,
         "installed": _installed_digest(),
     }
 

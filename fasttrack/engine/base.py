@@ -270,13 +270,14 @@ class Session:
         *,
         full_decode_steps: int | None = None,
         mark_after: int | None = None,
+        lane_tokens: int = 1,
     ) -> Generation:
         """Run requests together until all finish.
 
-        With `full_decode_steps`, stop instead as soon as that many steps have decoded exactly one
-        token for every request with no prefill beside them; answers are then partial. The engine
-        tells after the first `mark_after` of them and after the last: see `Generation.marks`.
-        Raises `RunError` ENG-003..006.
+        With `full_decode_steps`, stop instead as soon as that many steps have decoded exactly
+        `lane_tokens`, draft tokens among them, for every request with no prefill beside them;
+        answers are then partial. The engine tells after the first `mark_after` of them and after
+        the last: see `Generation.marks`. Raises `RunError` ENG-003..006.
         """
         marks: list[tuple[int, float]] = []
         limits = [r.abort_after_s + GRACE_S for r in requests if r.abort_after_s is not None]
@@ -287,6 +288,7 @@ class Session:
             requests=[request.json_value() for request in requests],
             full_decode_steps=full_decode_steps,
             mark_after=mark_after,
+            lane_tokens=lane_tokens,
         )
         made = _parsed(self._child, "generate", Generation, answer)
         return made.model_copy(update={"marks": tuple(marks)})

@@ -14,9 +14,11 @@ from typing import Any
 
 from fasttrack.engine.base import Generation, Session
 from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
+from fasttrack.errors import RunError
 from fasttrack.perf import monitors, prompts, routing, traffic
 from fasttrack.perf.window import WARM_UP_STEPS
-from fasttrack.schema import Arm, Cell, MonitorRecord, Record, SampleRecord
+from fasttrack.schema import Arm, Cell, MonitorRecord, Record, RefusalRecord, SampleRecord
+from fasttrack.schema.claim import Shape
 
 DEFAULT_BUDGET = 2048
 
@@ -25,14 +27,47 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """Measure all cells in one boot."""
     arm: Arm = spec["arm"]
     name = f"perf-b{spec['block']}-{spec['position']}-{arm}"
-    ranks = spec["ranks"]
-    same = ranks == setting.target.tensor_parallel_size
-    variant = AS_TARGETED if same else Variant(f"tp{ranks}", {"tensor_parallel_size": ranks})
+    shape = Shape(*spec["shape"])
     cells = _cells(setting, spec)
     if not cells:
         return []
     passages = prompts.load(setting.target.prompts, setting.folder)
+    try:
+        return _measure(setting, spec, name, cells, passages)
+    except RunError as error:
+        refused = error.code in ("ENG-001", "ENG-007")
+        if not refused or shape == (setting.target.tensor_parallel_size, 1, 0):
+            raise
+        # An engine that this machine or the model cannot have: the rule says whose fault it is.
+        return [
+            RefusalRecord(
+                session=name, arm=arm, shape=shape.name, code=error.code, cause=error.cause[:1000]
+            )
+        ]
+
+
+def _variant(setting: Setting, shape: Shape) -> Variant:
+    """How to boot for cells of a shape."""
+    arguments: dict[str, Any] = {}
+    if shape.tensor_parallel_size != setting.target.tensor_parallel_size:
+        arguments["tensor_parallel_size"] = shape.tensor_parallel_size
+    if shape.decode_context_parallel_size > 1:
+        arguments["decode_context_parallel_size"] = shape.decode_context_parallel_size
+    if shape.draft_tokens:
+        arguments |= setting.target.drafts.arguments(shape.draft_tokens)
+    return Variant(shape.name, arguments) if arguments else AS_TARGETED
+
+
+def _measure(
+    setting: Setting,
+    spec: Mapping[str, Any],
+    name: str,
+    cells: Sequence[Cell],
+    passages: prompts.Passages,
+) -> list[Record]:
     records: list[Record] = []
+    arm: Arm = spec["arm"]
+    variant = _variant(setting, Shape(*spec["shape"]))
     with setting.session("perf", name, arm, records, variant) as session:
         longest = max(cell.context_tokens for cell in cells)
         text = prompts.corpus(passages.texts, setting.seed, 8 * longest)
@@ -62,7 +97,7 @@ def _cells(setting: Setting, spec: Mapping[str, Any]) -> list[Cell]:
     cells = [
         cell
         for cell in setting.claim.cells(setting.target_name)
-        if cell.tensor_parallel_size == spec["ranks"]
+        if cell.shape == tuple(spec["shape"])
         and cell.id not in done
         and not setting.target.grid.unsupported_because(cell.id)
         and (not setting.cell or fnmatch(cell.id, setting.cell))
@@ -106,6 +141,7 @@ def _cell(
             session.generate(
                 call.requests,
                 full_decode_steps=call.full_decode_steps,
+                lane_tokens=call.lane_tokens,
                 mark_after=WARM_UP_STEPS if call.full_decode_steps else None,
             )
         )

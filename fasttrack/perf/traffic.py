@@ -24,6 +24,8 @@ class Call:
 
     requests: tuple[Request, ...]
     full_decode_steps: int | None = None
+    lane_tokens: int = 1
+    """Tokens that each request decodes in such a step."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,10 @@ def calls(work: Work, prompts: Sequence[tuple[int, ...]]) -> Iterator[Call]:
     if work.cell.workload == "mixed":
         every = 2 * work._chunks
         steps = work._prefill_steps + LEAD_STEPS + WARM_UP_STEPS + every * (work.arrivals + 1)
-    lanes = Sampling(max_tokens=min(steps, work.room))
+    lanes = Sampling(max_tokens=min(steps * work.cell.lane_tokens, work.room))
     requests = [Request(prompt=prompt, sampling=lanes) for prompt in prompts[:batch]]
     if work.cell.workload == "decode":
-        yield Call(tuple(requests), work.window_steps + WARM_UP_STEPS)
+        yield Call(tuple(requests), work.window_steps + WARM_UP_STEPS, work.cell.lane_tokens)
         return
     first = work._prefill_steps + LEAD_STEPS + WARM_UP_STEPS
     requests += [

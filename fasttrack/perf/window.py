@@ -19,16 +19,17 @@ PREFILL_ROUNDS = 4
 """Rounds of a prefill cell; the first is warm-up."""
 
 
-def decode_window(steps: Sequence[EngineStep], batch: int) -> range:
+def decode_window(steps: Sequence[EngineStep], batch: int, lane_tokens: int = 1) -> range:
     """Indices of the steady steps, less the warm-up.
 
-    Steady: every lane decoded one token and nothing was prefilled. The window is the longest
-    unbroken run of such steps (the first of equals); its first `WARM_UP_STEPS` are dropped.
+    Steady: every lane decoded `lane_tokens`, its drafts among them, and nothing was prefilled. The
+    window is the longest unbroken run of such steps (the first of equals); its first
+    `WARM_UP_STEPS` are dropped.
     """
     best = range(0)
     start: int | None = None
     for index, step in enumerate(steps):
-        if step.decode_tokens == batch and step.prefill_tokens == 0:
+        if step.decode_tokens == batch * lane_tokens and step.prefill_tokens == 0:
             start = index if start is None else start
         elif start is not None:
             best = range(start, index) if index - start > len(best) else best
@@ -63,7 +64,7 @@ def prefill_rounds(steps: Sequence[EngineStep], round_tokens: int) -> list[range
 def window(steps: Sequence[EngineStep], cell: Cell) -> range:
     """Indices of the steps that count; of a prefill cell, all behind the first round."""
     if cell.workload == "decode":
-        return decode_window(steps, cell.batch)
+        return decode_window(steps, cell.batch, cell.lane_tokens)
     if cell.workload == "mixed":
         return mixed_window(steps, cell.batch)
     rounds = prefill_rounds(steps, cell.batch * cell.context_tokens)

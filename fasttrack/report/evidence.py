@@ -58,9 +58,9 @@ def speed(bundle: Bundle) -> Section:
         said: tuple[object, ...] = ("-", "-", State.MISSING.value, "-", 0, "")
         if v is not None:
             said = (times(v.estimate), interval(v), v.state.value, noise(v), v.n, v.detail)
-        ranks = (cell.tensor_parallel_size,) if _several_sizes(cells) else ()
-        rows[cell.workload].append((*ranks, cell.batch, cell.context_tokens, *said))
-    size = ("TP",) if _several_sizes(cells) else ()
+        own = tuple(cell.shape[axis] for axis in _several(cells))
+        rows[cell.workload].append((*own, cell.batch, cell.context_tokens, *said))
+    size = tuple(AXES[axis] for axis in _several(cells))
     columns = (
         *size,
         "Batch",
@@ -87,13 +87,22 @@ def speed(bundle: Bundle) -> Section:
     return Section("Speed", _clean(notes), tuple(shown), figure=forest, brief=True)
 
 
-def _several_sizes(cells: Sequence[Cell]) -> bool:
-    return len({cell.tensor_parallel_size for cell in cells}) > 1
+AXES = ("TP", "DCP", "Drafts")
+"""Headings of a shape's parts."""
+
+
+def _several(cells: Sequence[Cell]) -> list[int]:
+    """Places of the parts of their shape in which cells differ."""
+    return [at for at, _ in enumerate(AXES) if len({cell.shape[at] for cell in cells}) > 1]
 
 
 def _throughput(cells: Sequence[Cell], found: Mapping[str, Verdict | None]) -> Table:
-    """Tokens per second of both arms and the speed-up, side by side per size of parallelism."""
-    sizes = sorted({cell.tensor_parallel_size for cell in cells})
+    """Tokens per second of both arms and the speed-up, side by side per size of parallelism.
+
+    Without cells of draft tokens, whose steps hand out as many as are accepted.
+    """
+    cells = [cell for cell in cells if not cell.draft_tokens]
+    sizes = sorted({cell.shape[:2] for cell in cells})
     rows: dict[tuple[object, ...], list[object]] = {}
     for cell in cells:
         v = found[cell.id]
@@ -104,7 +113,8 @@ def _throughput(cells: Sequence[Cell], found: Mapping[str, Verdict | None]) -> T
             said = [*(f"{value:,.0f}" for value in per_s), times(v.estimate)]
         key = (cell.workload, cell.context_tokens, cell.batch)
         rows.setdefault(key, []).extend(said)
-    heads = [f"{what} TP{size}" for size in sizes for what in ("Stock tok/s", "Tok/s", "Speed-up")]
+    names = [f"TP{ranks}" + (f" DCP{shared}" if shared > 1 else "") for ranks, shared in sizes]
+    heads = [f"{what} {name}" for name in names for what in ("Stock tok/s", "Tok/s", "Speed-up")]
     shown = [(*key, *said) for key, said in rows.items()]
     return table(("Workload", "Context", "Batch", *heads), shown, MOST_ROWS)
 
@@ -113,8 +123,13 @@ def _mark(cell: Cell, verdict: Verdict | None) -> Mark:
     context = cell.context_tokens
     size = f"{context // K}k" if context >= K and context % K == 0 else str(context)
     kind = "" if cell.workload == "decode" else f" {cell.workload}"
-    ranks = f" TP{cell.tensor_parallel_size}" if cell.tensor_parallel_size > 1 else ""
-    label = clean(f"{cell.batch} \u00d7 {size}{kind}{ranks}", 24)
+    plain = Cell.model_fields
+    shape = "".join(
+        f" {name}{value}"
+        for name, value, field in zip(AXES, cell.shape, cell.shape._fields, strict=True)
+        if value != plain[field].default
+    )
+    label = clean(f"{cell.batch} \u00d7 {size}{kind}{shape}", 32)
     if verdict is None:
         return Mark(label, State.MISSING.value)
     return Mark(

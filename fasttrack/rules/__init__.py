@@ -141,7 +141,12 @@ def _untested(case: Case, verdicts: Sequence[Verdict]) -> list[str]:
     scope.append(f"contexts above {max(grid.context_tokens)} tokens")
     if case.target.tensor_parallel_size == 1:
         scope.append("tensor parallelism")
-    scope.append("speed with draft tokens, and while requests come and go")
+    if not max(grid.draft_tokens):
+        scope.append("speed with draft tokens")
+    elif case.target.drafts.acceptance is not None:
+        scope.append("acceptance of draft tokens: it was simulated, for times alone")
+    if "mixed" not in grid.workload:
+        scope.append("speed while requests come and go")
     shown = {v.cell: v.state for v in verdicts if v.rule == "features"}
     without = [name for name, state in shown.items() if state is not State.PASS]
     if without or not shown:

@@ -139,6 +139,11 @@ def _count(case: Case, stage: str, records: Sequence[PathRecord]) -> tuple[dict[
         ),
         f"{batches[-1] + 1}+",
     ]
+    drafting = {
+        cell.id: cell.batch * cell.lane_tokens
+        for cell in case.claim.cells(case.run.target)
+        if cell.draft_tokens
+    }
     seen: dict[str, _Seen] = {}
     with_prefill = 0
     for record in records:
@@ -147,10 +152,14 @@ def _count(case: Case, stage: str, records: Sequence[PathRecord]) -> tuple[dict[
             zip(record.scheduled, record.steps, strict=False)
         ):
             with_prefill += prefill > 0
-            if prefill or index in drafted or not decode:
+            if prefill or not decode:
+                continue
+            # Who puts draft tokens into the grid claims the steps in which every row has them.
+            whole = stage == "perf" and decode == drafting.get(record.cell)
+            if index in drafted and not whole:
                 continue
             fast = step.path == "specialised"
-            if not fast and decode > batches[-1]:
+            if not fast and not whole and decode > batches[-1]:
                 continue  # more rows than any claimed batch
             cell = record.cell
             if stage != "perf":

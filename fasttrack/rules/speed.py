@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fasttrack import stats
 from fasttrack.perf.window import cost_s, window
-from fasttrack.rules import looks, routing
+from fasttrack.rules import drafts, looks, routing
 from fasttrack.rules.base import Case, Rule
 from fasttrack.rules.looks import Look, Pair
 from fasttrack.rules.validity import engine_problem, exercised, machine_problems, problem_of
@@ -62,6 +62,10 @@ COSTS = {
     "mixed": "TPOT beside prefill",
 }
 """What is compared in each workload; times of different workloads are never added."""
+
+
+def _cost(cell: Cell) -> str:
+    return f"a step of {cell.draft_tokens} drafts" if cell.draft_tokens else COSTS[cell.workload]
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ def _validated(
     declared = case.target.grid.unsupported_because(cell.id)
     if declared:
         return _Seen(cell, (), State.UNSUPPORTED, "SPD-UNSUPPORTED", declared)
+    refused = drafts.refusal(case, cell)
+    if refused is not None:
+        state, told = refused
+        return _Seen(cell, (), state, "SPD-REFUSED", told)
     if not samples:
         return _Seen(cell, (), State.MISSING, "NO-RECORDS", "no session measured this cell")
     if problem:
@@ -132,6 +140,9 @@ def _validated(
     problems = {s.session: problem_of(s, cell, case, machine, routed) for s in samples}
     excluded = sorted(f"{session}: {why}" for session, (_, why) in problems.items() if why)
     valid = [s for s in samples if not problems[s.session][0]]
+    unequal = drafts.acceptance_problem(valid, cell, case)
+    if unequal:
+        return _Seen(cell, (), State.INVALID, "VAL-ACCEPT", unequal)
     pairs = _pairs(valid, cell)
     if len(excluded) > case.policy.speed.max_excluded_share * len(samples):
         reason = Counter(reason for reason, _ in problems.values() if reason).most_common(1)[0][0]
@@ -158,8 +169,9 @@ def _verdict_of(case: Case, seen: _Seen) -> Verdict:
         for arm in ARMS
     }
     detail = (
-        f"{COSTS[seen.cell.workload]} {times['base']:.3g} -> {times['candidate']:.3g} ms, look "
+        f"{_cost(seen.cell)} {times['base']:.3g} -> {times['candidate']:.3g} ms, look "
         f"{look.number} of {len(looks_planned)}{_achieved(seen)}"
+        f"{drafts.told(seen.samples, seen.cell, case)}"
     )
     if seen.detail:
         detail += f"; excluded {seen.detail}"

@@ -180,7 +180,10 @@ def _count_problem(sample: SampleRecord, cell: Cell) -> str:
     told = sum(sample.emitted[chosen.start : chosen.stop])
     # Of an engine that schedules ahead, tokens come a step later than they were scheduled.
     spare = cell.batch if cell.workload == "decode" else sample.planned_requests
-    if cell.workload != "prefill" and abs(told - computed) > spare:
+    spare *= cell.lane_tokens
+    # Drafts need not be accepted; the token behind them is always there.
+    fewest = computed // cell.lane_tokens
+    if cell.workload != "prefill" and not fewest - spare <= told <= computed + spare:
         return f"{told} tokens handed out by steps that decoded {computed}"
     if cell.workload == "decode":
         context = sample.contexts[chosen.start] / cell.batch

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -139,6 +139,10 @@ class Grid(Frozen):
     workload: tuple[Workload, ...] = Field(default=("decode",), min_length=1)
     tensor_parallel_size: tuple[Positive, ...] = ()
     """Sizes to measure; empty: the target's alone."""
+    decode_context_parallel_size: tuple[Positive, ...] = Field(default=(1,), min_length=1)
+    """Sizes to measure with each tensor parallel size that they divide."""
+    draft_tokens: tuple[Annotated[int, Field(ge=0, le=32)], ...] = Field(default=(0,), min_length=1)
+    """Draft tokens that every request verifies in every step; above 0 for pure decode alone."""
     unsupported: Mapping[str, str] = Field(default_factory=dict)
     """Cells that are not claimed, as globs over their names, each with a sentence why."""
 
@@ -148,7 +152,7 @@ class Grid(Frozen):
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Grid:
-        for name in ("batch", "context_tokens", "workload", "tensor_parallel_size"):
+        for name in Grid.model_fields.keys() - {"unsupported"}:
             values = getattr(self, name)
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} names a value twice")
@@ -207,6 +211,40 @@ class PromptSet(Frozen):
     """Digest the file must have."""
 
 
+class Drafts(Frozen):
+    """How cells with draft tokens get them, equally in both arms."""
+
+    speculative_config: Mapping[str, Any] = Field(
+        default_factory=lambda: {
+            "method": "custom_class",
+            "model": "fasttrack.engine._vllm_drafter.Lookup",
+        }
+    )
+    """The engine's, without the number of tokens; by default the harness's own lookup in the text
+    so far, which always makes as many drafts as asked for."""
+    engine_args: Mapping[str, Any] = Field(default_factory=dict)
+    """Further engine arguments of boots with drafts."""
+    acceptance: float | None = Field(default=None, ge=0, le=1)
+    """Chance that a draft token is accepted if the one before was, whatever it is: answers are
+    worthless then, and only times are told. By default the model decides."""
+
+    def arguments(self, count: int) -> dict[str, Any]:
+        """Engine arguments for `count` draft tokens."""
+        config = {**self.speculative_config, "num_speculative_tokens": count}
+        if self.acceptance is not None:
+            config["rejection_sample_method"] = "synthetic"
+            config["synthetic_acceptance_rates"] = [
+                self.acceptance ** (place + 1) for place in range(count)
+            ]
+        return {**self.engine_args, "speculative_config": config}
+
+    def expected(self, count: int) -> float | None:
+        """Share of `count` draft tokens that is accepted; None where the model decides."""
+        if self.acceptance is None:
+            return None
+        return sum(self.acceptance ** (place + 1) for place in range(count)) / count
+
+
 class Trace(Frozen):
     """Names in a trace of engine steps that tell the specialised path from stock on one target.
 
@@ -237,6 +275,7 @@ class Target(Frozen):
     prompts: PromptSet | None = None
     """Text of the sweep's prompts; by default the project's own."""
     trace: Trace = Trace()
+    drafts: Drafts = Drafts()
     baseline_note: str = ""
     """What stock is on this target, shown in the report (e.g. that it is the plugin's own)."""
 
@@ -254,9 +293,37 @@ class Target(Frozen):
             )
         if "mixed" in self.grid.workload and max(self.grid.batch) == self.max_num_seqs:
             problems.append("mixed needs a sequence beside the batch: raise max_num_seqs")
+        ranks = self.grid.tensor_parallel_size or (self.tensor_parallel_size,)
+        problems += [
+            f"decode_context_parallel_size {size} divides no tensor_parallel_size"
+            for size in self.grid.decode_context_parallel_size
+            if not any(rank % size == 0 for rank in ranks)
+        ]
+        if max(self.grid.draft_tokens) and "decode" not in self.grid.workload:
+            problems.append("draft_tokens needs the workload decode")
         if problems:
             raise ValueError("impossible grid: " + "; ".join(problems))
         return self
+
+
+class Shape(NamedTuple):
+    """What a boot must have so that a cell can be measured in it."""
+
+    tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    draft_tokens: int = 0
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """``name=value`` of what is not the plain engine's."""
+        plain = Shape()._asdict()
+        return tuple(f"{name}={n}" for name, n in self._asdict().items() if n != plain[name])
+
+    @property
+    def name(self) -> str:
+        """``tp2-dcp2-draft3``; empty for the plain engine."""
+        short = zip(("tp", "dcp", "draft"), self, Shape(), strict=True)
+        return "-".join(f"{name}{n}" for name, n, plain in short if n != plain)
 
 
 class Cell(Frozen):
@@ -266,18 +333,32 @@ class Cell(Frozen):
     batch: int
     context_tokens: int
     tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    draft_tokens: int = 0
 
     @property
     def id(self) -> str:
-        """Stable name, e.g. ``decode/batch=8/context_tokens=128``; parallelism if there is any."""
-        ranks = self.tensor_parallel_size
+        """Stable name, e.g. ``decode/batch=8/context_tokens=128``; parallelism and draft tokens if
+        there are any."""
         name = f"{self.workload}/batch={self.batch}/context_tokens={self.context_tokens}"
-        return name if ranks == 1 else f"{name}/tensor_parallel_size={ranks}"
+        return "/".join([name, *self.shape.parts])
 
     @property
     def noise_class(self) -> str:
         """Cells with the same noise floor: those that differ in context alone."""
-        return f"{self.workload}/batch={self.batch}/{self.tensor_parallel_size}"
+        return "/".join([f"{self.workload}/batch={self.batch}", *self.shape.parts])
+
+    @property
+    def shape(self) -> Shape:
+        """The engine that measures it."""
+        return Shape(
+            self.tensor_parallel_size, self.decode_context_parallel_size, self.draft_tokens
+        )
+
+    @property
+    def lane_tokens(self) -> int:
+        """Tokens that a request runs in a decode step."""
+        return 1 + self.draft_tokens
 
 
 class Speed(Frozen):
@@ -355,11 +436,24 @@ class Claim(Frozen):
 def _cells(target: Target) -> Iterator[Cell]:
     grid = target.grid
     sizes = grid.tensor_parallel_size or (target.tensor_parallel_size,)
-    axes = product(sizes, grid.workload, grid.context_tokens, grid.batch)
-    for ranks, workload, context, batch in axes:
-        yield Cell(
-            workload=workload, batch=batch, context_tokens=context, tensor_parallel_size=ranks
-        )
+    axes = product(
+        sizes,
+        grid.decode_context_parallel_size,
+        grid.draft_tokens,
+        grid.workload,
+        grid.context_tokens,
+        grid.batch,
+    )
+    for ranks, shared, drafts, workload, context, batch in axes:
+        if ranks % shared == 0 and (not drafts or workload == "decode"):
+            yield Cell(
+                workload=workload,
+                batch=batch,
+                context_tokens=context,
+                tensor_parallel_size=ranks,
+                decode_context_parallel_size=shared,
+                draft_tokens=drafts,
+            )
 
 
 class IsolationPolicy(Frozen):
@@ -404,6 +498,8 @@ class SpeedPolicy(Frozen):
     min_routing_contrast: float = Field(default=1.5, gt=0)
     """How much farther than random tokens from each other the prompts of a mixture-of-experts model
     must lie from random tokens in their choice of experts."""
+    acceptance_margin: float = Field(default=0.02, ge=0, le=1)
+    """Difference between the arms' accepted shares of draft tokens that counts as none."""
     max_foreign_cpu_share: float = Field(default=0.1, ge=0, le=1)
     """Of the machine's CPU time, what processes of others may use while evidence is measured; runs
     of the role `development` only tell it."""

@@ -501,6 +501,18 @@ class MonitorRecord(Frozen):
     values: Mapping[str, Scalar]
 
 
+class RefusalRecord(Frozen):
+    """An engine that did not start in the shape that cells of the sweep need."""
+
+    kind: Literal["refusal"] = "refusal"
+    session: str
+    arm: Arm
+    shape: str
+    """``tp2-dcp2-draft3``; see `Shape`."""
+    code: str
+    cause: str
+
+
 class FailureRecord(Frozen):
     """A unit of work that ended in a coded error; kept even when a later attempt succeeds."""
 
@@ -531,6 +543,7 @@ Record = Annotated[
     | TimelineRecord
     | TwinRecord
     | StateRecord
+    | RefusalRecord
     | FailureRecord,
     Field(discriminator="kind"),
 ]

@@ -471,6 +471,13 @@ REASONS: dict[str, Explanation] = {
         "not about it.",
         "Nothing to do.",
     ),
+    "SPD-REFUSED": Explanation(
+        "The engine did not start with the parallelism or the drafts that the cell needs. Where "
+        "stock does not start either, the cell is UNSUPPORTED and leaves the sentence; where only "
+        "the candidate does not, it is NOT_EXERCISED and breaks it.",
+        "The detail holds the engine's words. Take the value off the grid, or declare its cells "
+        "under [targets.NAME.grid.unsupported].",
+    ),
     "SPD-PAIRS": Explanation("Fewer valid pairs than policy asks for.", "Use a higher tier."),
     "SPD-SENTENCE": Explanation(
         "The claimed sentence does not follow from its cells.", "See the cells named in the detail."
@@ -502,6 +509,13 @@ REASONS: dict[str, Explanation] = {
         "use the experts of a mixture otherwise than text and are hard to draft for, so speeds on "
         "them mislead.",
         "Use the shipped prompts, or real text of your own under [targets.NAME.prompts].",
+    ),
+    "VAL-ACCEPT": Explanation(
+        "The arms accept different shares of their draft tokens, or not the share that was to be "
+        "simulated: a gain would be one of acceptance, which the answers pay for.",
+        "Verification must accept what stock accepts: compare answers with and without drafts. An "
+        "engine that ignores synthetic acceptance, as vLLM does on a CPU, needs `acceptance` left "
+        "out.",
     ),
     "VAL-UNROUTED": Explanation(
         "Which experts the prompts were sent to could not be seen, so that only the evenness of "

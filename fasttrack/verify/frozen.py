@@ -67,6 +67,7 @@ def _check_plan(bundle: Bundle) -> None:
     grid = claim.targets[run.target].grid
     cells = len(grid.batch) * len(grid.context_tokens) * len(grid.workload)
     cells *= max(1, len(grid.tensor_parallel_size))
+    cells *= len(grid.decode_context_parallel_size) * len(grid.draft_tokens)
     if cells > MAX_CELLS or len(claim.scope.ops) > MAX_OPS:
         raise VerificationFailed(
             "VER-002",

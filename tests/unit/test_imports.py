@@ -87,6 +87,7 @@ FASTTRACK_OUTSIDE = {
     "engine._vllm_evidence": f"{CORE} torch",
     "engine._vllm_timeline": f"{CORE} torch",
     "engine._vllm_routing": f"{CORE} torch",
+    "engine._vllm_drafter": f"{CORE} numpy",
     "engine._vllm_child": f"{CORE} numpy torch vllm",
     "engine._vllm_state": f"{CORE} torch vllm",
     "correctness._case_child": f"{CORE} torch vllm",

@@ -60,13 +60,14 @@ class LocalSession:
         *,
         full_decode_steps: int | None = None,
         mark_after: int | None = None,
+        lane_tokens: int = 1,
     ) -> Generation:
         """As `Session.generate`; marks are on this process's clock, as there."""
         asked = [request.json_value() for request in requests]
         marks: list[tuple[int, float]] = []
         self._backend.marks(lambda number: marks.append((number, time.monotonic())))
         try:
-            told = self._backend.generate(asked, full_decode_steps, mark_after)
+            told = self._backend.generate(asked, full_decode_steps, mark_after, lane_tokens)
             return Generation.model_validate(told).model_copy(update={"marks": tuple(marks)})
         except Coded as error:
             raise RunError(error.code, str(error)) from error

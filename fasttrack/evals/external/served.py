@@ -87,6 +87,7 @@ class ServedSession(Session):
         *,
         full_decode_steps: int | None = None,
         mark_after: int | None = None,
+        lane_tokens: int = 1,
     ) -> Generation:
         """As `Session.generate`, to the end, of prompts that `encode` gave.
 

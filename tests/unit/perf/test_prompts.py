@@ -86,7 +86,14 @@ def test_samples_tell_their_prompts(tmp_path: Path) -> None:
     for arm in ("base", "candidate"):
         made = sweep.run(
             setting(tmp_path),
-            {"arm": arm, "block": 0, "position": 0, "window_steps": 10, "pairs": 4, "ranks": 1},
+            {
+                "arm": arm,
+                "block": 0,
+                "position": 0,
+                "window_steps": 10,
+                "pairs": 4,
+                "shape": [1, 1, 0],
+            },
         )
         told.append({
             r.cell: (r.prompts_sha256, r.prompt_set_sha256, r.token_evenness)

@@ -11,19 +11,21 @@ import pytest
 from local_engine import setting
 
 from fasttrack.engine.setting import Setting
+from fasttrack.errors import RunError
 from fasttrack.perf import prompts, sweep
 from fasttrack.perf.window import cost_s, decode_window
 from fasttrack.rules import routing, validity
 from fasttrack.schema import (
     MonitorRecord,
     PathRecord,
+    RefusalRecord,
     RoutingRecord,
     SampleRecord,
     SessionRecord,
     Target,
 )
 
-SPEC = {"block": 1, "position": 2, "window_steps": 10, "pairs": 4, "ranks": 1}
+SPEC = {"block": 1, "position": 2, "window_steps": 10, "pairs": 4, "shape": [1, 1, 0]}
 
 
 def run(folder: Path, arm: str = "candidate", **changes: Any) -> list[Any]:
@@ -138,7 +140,7 @@ def test_sessions_of_a_block_share_the_order_of_cells_and_blocks_differ(tmp_path
     claim = chosen.claim.model_copy(update={"targets": {"lab": target}})
     chosen = dataclasses.replace(chosen, claim=claim)
     orders = [
-        [c.batch for c in sweep._cells(chosen, {"block": b, "pairs": 4, "ranks": 1})]
+        [c.batch for c in sweep._cells(chosen, {"block": b, "pairs": 4, "shape": [1, 1, 0]})]
         for b in (0, 0, 1)
     ]
     assert orders[0] == orders[1] != orders[2]
@@ -224,13 +226,50 @@ def test_the_window_is_clocked_on_our_side_too(tmp_path: Path) -> None:
 
 def test_a_size_of_parallelism_has_sessions_of_its_own(tmp_path: Path) -> None:
     chosen = with_grid(tmp_path, tensor_parallel_size=[1, 2])
-    two = sweep.run(chosen, {"arm": "base", **SPEC, "ranks": 2})
+    two = sweep.run(chosen, {"arm": "base", **SPEC, "shape": [2, 1, 0]})
     assert all(s.cell.endswith("/tensor_parallel_size=2") for s in samples(two))
     (session,) = [record for record in two if isinstance(record, SessionRecord)]
     assert session.variant == "tp2"
     assert session.fingerprint["tensor_parallel_size"] == 2
     one = sweep.run(chosen, {"arm": "base", **SPEC})
     assert not any("tensor" in s.cell for s in samples(one))
+
+
+def test_drafts_have_sessions_of_their_own_in_which_every_lane_verifies(tmp_path: Path) -> None:
+    chosen = with_grid(tmp_path, draft_tokens=[0, 3], workload=["decode", "prefill"])
+    made = sweep.run(chosen, {"arm": "candidate", **SPEC, "shape": [1, 1, 3]})
+    cells = {cell.id: cell for cell in chosen.claim.cells("lab")}
+    paths = [record for record in made if isinstance(record, PathRecord)]
+    assert [s.cell.split("/")[0] for s in samples(made)] == ["decode", "decode"]
+    for sample in samples(made):
+        cell = cells[sample.cell]
+        assert cell.draft_tokens == 3
+        assert validity.sample_problem(sample, cell) == ""
+        assert validity.exercised(sample, cell, paths)
+        window = decode_window(sample.steps, cell.batch, 4)
+        assert len(window) == 10
+        assert 10 * cell.batch < sum(sample.emitted[window.start : window.stop])
+    (session,) = [record for record in made if isinstance(record, SessionRecord)]
+    assert (session.variant, session.fingerprint["draft_tokens"]) == ("draft3", 3)
+
+
+def test_an_engine_that_refuses_a_shape_leaves_its_words(tmp_path: Path) -> None:
+    chosen = with_grid(
+        tmp_path,
+        {"fake": {"fault": "refuses_dcp"}},
+        tensor_parallel_size=[2],
+        decode_context_parallel_size=[1, 2],
+    )
+    spec = {"arm": "candidate", **SPEC, "shape": [2, 2, 0]}
+    (told,) = sweep.run(chosen, spec)
+    assert isinstance(told, RefusalRecord)
+    assert (told.shape, told.code) == ("tp2-dcp2", "ENG-007")
+    assert samples(sweep.run(chosen, {**spec, "arm": "base"}))
+
+
+def test_an_engine_that_does_not_start_as_the_target_says_ends_the_unit(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        run(tmp_path, fault="refuse")
 
 
 def test_cells_that_are_declared_unsupported_are_not_measured(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import zoo_records as zoo
 from pydantic import ValidationError
 
 from fasttrack.schema import Claim, Policy
+from fasttrack.schema.claim import Drafts
 
 
 def test_cells_are_the_product_of_the_axes_in_a_stable_order() -> None:
@@ -27,6 +28,55 @@ def test_cells_are_the_product_of_the_axes_in_a_stable_order() -> None:
         "decode/batch=8/context_tokens=16",
         "decode/batch=1/context_tokens=16",
     ]
+
+
+def grid(**axes: Any) -> Claim:
+    """One batch and context, and further axes."""
+    lab = zoo.claim(batch=(1,)).json_value()["targets"]["lab"]
+    return zoo.claim(targets={"lab": {**lab, "grid": {**lab["grid"], **axes}}})
+
+
+def test_context_parallelism_is_there_where_it_divides() -> None:
+    made = grid(tensor_parallel_size=[1, 2, 4], decode_context_parallel_size=[1, 4])
+    assert [cell.shape.name for cell in made.cells("lab")] == ["", "tp2", "tp4", "tp4-dcp4"]
+    assert made.cells("lab")[-1].id.endswith(
+        "/tensor_parallel_size=4/decode_context_parallel_size=4"
+    )
+
+
+def test_draft_tokens_are_for_decode_alone() -> None:
+    made = grid(draft_tokens=[0, 2], workload=["decode", "prefill"])
+    assert [(cell.workload, cell.draft_tokens) for cell in made.cells("lab")] == [
+        ("decode", 0), ("prefill", 0), ("decode", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"decode_context_parallel_size": [2]},
+        {"draft_tokens": [1], "workload": ["prefill"]},
+        {"draft_tokens": [-1]},
+        {"draft_tokens": [3, 3]},
+    ],
+    ids=str,
+)
+def test_axes_without_a_cell_are_refused(axes: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        grid(**axes)
+
+
+def test_drafts_are_asked_for_as_the_engine_wants_them() -> None:
+    lab = (
+        grid()
+        .targets["lab"]
+        .model_copy(update={"drafts": Drafts(engine_args={"a": 1}, acceptance=0.5)})
+    )
+    told = lab.drafts.arguments(2)
+    assert told["a"] == 1
+    assert told["speculative_config"]["num_speculative_tokens"] == 2
+    assert told["speculative_config"]["synthetic_acceptance_rates"] == [0.5, 0.25]
+    assert "rejection_sample_method" not in Drafts().arguments(2)["speculative_config"]
 
 
 def test_the_switch_reaches_the_engine_under_its_key() -> None:
