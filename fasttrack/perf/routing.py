@@ -19,7 +19,7 @@ ENOUGH_TOKENS = 1024
 def measure(
     session: Session, name: str, prompts: Mapping[int, Sequence[tuple[int, ...]]]
 ) -> list[RoutingRecord]:
-    """A record per context length; none where the model has no experts.
+    """A record per context length.
 
     `prompts`: by their length, some of those that the sweep sent.
     """
@@ -27,11 +27,10 @@ def measure(
     for context, sent in sorted(prompts.items()):
         asked = sent[: min(MOST_PROMPTS, -(-ENOUGH_TOKENS // context))]
         own, random, again = (session.routing(asked, seed) for seed in (None, 1, 2))
-        if own.experts:
-            records.append(
-                RoutingRecord(
-                    session=name, context_tokens=context, prompts=len(asked), experts=own.experts,
-                    sent=own.layers, random=random.layers, again=again.layers, problem=own.problem,
-                )
-            )  # fmt: skip
+        records.append(
+            RoutingRecord(
+                session=name, context_tokens=context, prompts=len(asked), experts=own.experts,
+                sent=own.layers, random=random.layers, again=again.layers, problem=own.problem,
+            )
+        )  # fmt: skip
     return records

@@ -30,6 +30,7 @@ QUESTIONS = {
     "path": "Did the specialised path run, and only where claimed?",
     "features": "Does everything users rely on still work?",
     "quality": "Are answers as good as stock's?",
+    "prompts": "Do the sweep's prompts use the model's experts as text does?",
     "speed": "Is decoding as fast as claimed?",
     "stages": "Was every stage run?",
 }

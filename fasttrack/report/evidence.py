@@ -76,7 +76,10 @@ def speed(bundle: Bundle) -> Section:
         "Stock time divided by the specialised path's, paired over engine boots. Above 1x is "
         "faster; a gain inside the noise floor is none.",
         *(WORKLOADS[workload] for workload in rows),
-        *(f"{v.cell}: {v.state.value}. {v.detail}" for v in verdicts.values()),
+        *(
+            f"{v.cell}: {v.state.value}. {v.detail}"
+            for v in (*_of(bundle, "prompts"), *verdicts.values())
+        ),
     ]
     forest = Forest(
         f"Speed-up over stock with its {level}", "batch \u00d7 context", "faster", "slower",

@@ -16,6 +16,7 @@ from fasttrack.rules import (
     path,
     proof,
     quality,
+    routing,
     sanitizer,
     speed,
 )
@@ -43,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     *proof.RULES,
     *features.RULES,
     *quality.RULES,
+    *routing.RULES,
     *speed.RULES,
 )
 _TIER_ORDER = tuple(Tier)

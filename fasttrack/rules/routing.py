@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from fasttrack import stats
-from fasttrack.rules.base import Case
+from fasttrack.rules.base import Case, Rule
 from fasttrack.schema import RoutingRecord, State, Verdict
 
 Counts = Sequence[Sequence[int]]
@@ -27,19 +27,27 @@ def problems(case: Case) -> Mapping[int, str]:
 
 def verdicts(case: Case) -> Iterator[Verdict]:
     """What was seen for each context, for the reader; the cells of that context decide."""
+    if not case.records(RoutingRecord):
+        yield Verdict(
+            rule="prompts", cell="routing", state=State.INSENSITIVE, reason="VAL-UNROUTED",
+            detail="no session told which experts its prompts were sent to", deciding=False,
+            next=case.reproduce("perf"),
+        )  # fmt: skip
     for context, record in sorted(
         {r.context_tokens: r for r in case.records(RoutingRecord)}.items()
     ):
         why = _problem(record, case)
         if why:
             state, reason, detail = State.INVALID, "VAL-PROMPTS", why
+        elif not record.experts:
+            state, reason, detail = State.PASS, "OK", "the model has no experts to route to"
         elif not record.sent:
             state, reason = State.INSENSITIVE, "VAL-UNROUTED"
             detail = f"{record.problem}: the evenness of the prompts' tokens has to do"
         else:
             state, reason, detail = State.PASS, "OK", told(record)
         yield Verdict(
-            rule="speed", cell=f"routing/context_tokens={context}", state=state, reason=reason,
+            rule="prompts", cell=f"routing/context_tokens={context}", state=state, reason=reason,
             detail=detail, deciding=False, n=record.prompts, next=case.reproduce("perf"),
         )  # fmt: skip
 
@@ -95,3 +103,6 @@ def _distance(one: Counts, other: Counts) -> float:
 def _variation(one: Sequence[int], other: Sequence[int]) -> float:
     first, second = max(1, sum(one)), max(1, sum(other))
     return math.fsum(abs(a / first - b / second) for a, b in zip(one, other, strict=True)) / 2
+
+
+RULES = (Rule("prompts", "perf", verdicts),)

@@ -36,7 +36,6 @@ def judge(case: Case) -> Iterator[Verdict]:
     """One verdict per planned cell, then the sentence."""
     cells = [(seen.cell, _verdict_of(case, seen)) for seen in _look_at(case)]
     yield from (verdict for _, verdict in cells)
-    yield from routing.verdicts(case)
     if cells:
         yield _sentence(case, cells)
 

@@ -484,7 +484,7 @@ class RoutingRecord(Frozen):
     context_tokens: int
     prompts: int
     experts: int
-    """The model's, as it says itself."""
+    """The model's, as it says itself; 0 where it has none."""
     sent: Sequence[Sequence[int]]
     random: Sequence[Sequence[int]]
     again: Sequence[Sequence[int]]

@@ -728,7 +728,7 @@ def honest_run(**parts: Sequence[Record]) -> list[Record]:
         "path": proofs(),
         "features": features(),
         "evals": evals(),
-        "perf": perf(),
+        "perf": [*perf(), routing()],
     }
     audited = parts.pop("compiled", [not_compiled()])
     stages |= parts

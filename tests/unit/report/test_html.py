@@ -54,7 +54,7 @@ def test_order_and_content_of_the_page(text: str) -> None:
     assert [title.strip() for title in parts[1::2]] == [
         "Demo: decode without detours", "Not tested by this run", "Outcome", "What is claimed",
         "What needs attention", "Verdicts", "Speed", "Isolation", "Path evidence",
-        "Path proofs",
+        "Path proofs", "Layer timeline",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
         "Every verdict",
     ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_every_part_is_there(run_folder: Path) -> None:
     titles = [section.title for section in report.sections]
     assert titles == [
         "What needs attention", "Verdicts", "Speed", "Isolation", "Path evidence",
-        "Path proofs",
+        "Path proofs", "Layer timeline",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
     ]  # fmt: skip
     text = markdown.render(report)

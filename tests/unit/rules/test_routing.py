@@ -39,6 +39,11 @@ def test_prompts_that_route_like_random_tokens_do_not() -> None:
     assert outcome is State.INCONCLUSIVE
 
 
+def test_a_model_without_experts_has_nothing_to_tell() -> None:
+    seen, cell, _ = told(zoo.routing(experts=0, sent=(), random=(), again=()))
+    assert (seen.state, cell.state) == (State.PASS, State.FASTER)
+
+
 def test_other_contexts_are_not_concerned() -> None:
     verdicts, _ = zoo.decide(
         [*zoo.honest_run(), zoo.routing(sent=zoo.evenly(3), context_tokens=128)]
