@@ -1,9 +1,9 @@
 """Machine state while a session measures, watched by a process of its own.
 
-CPU: load, frequency, stolen time, free memory, and the share of the machine that processes outside
-the harness's tree used. NVIDIA GPUs, where their library is installed: clocks, power, energy,
-throttle reasons, ECC errors and foreign processes (`nvml`). Linux; elsewhere what can be read. Owns
-reading and summing; what is too much is the rule's. Read by `sweep`.
+CPU: load, frequency, stolen time, free memory, energy (`rapl`), and the share of the machine that
+processes outside the harness's tree used. NVIDIA GPUs, where their library is installed: clocks,
+power, energy, throttle reasons, ECC errors and foreign processes (`nvml`). Linux; elsewhere what
+can be read. Owns reading and summing; what is too much is the rule's. Read by `sweep`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from fasttrack.perf import nvml
+from fasttrack.perf import nvml, rapl
 
 Values = Mapping[str, float]
 PERIOD_S = 0.5
@@ -127,15 +127,18 @@ def main(root: int) -> None:
     """Sample until standard input ends, then print the summary."""
     before = snapshot(root)
     gpus = nvml.Gpus(lambda pid: _is_ours(pid, root))
+    packages = rapl.Packages()
     print("watching", flush=True)
     slowest = before.get("cpu_mhz")
     while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
         gpus.sample()
+        packages.sample()
         speed = snapshot().get("cpu_mhz")
         if speed is not None and slowest is not None:
             slowest = min(slowest, speed)
     gpus.sample()
-    values = between(before, snapshot(root)) | gpus.summary()
+    packages.sample()
+    values = between(before, snapshot(root)) | gpus.summary() | packages.summary()
     if slowest is not None:
         values["cpu_mhz_least"] = slowest
     print(json.dumps(values), flush=True)

@@ -80,7 +80,7 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
 def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield _attention(bundle.verdicts)
     yield _by_rule(bundle.verdicts)
-    yield evidence.speed(bundle)
+    yield evidence.speed(bundle, tally)
     yield evidence.isolation(bundle)
     yield evidence.paths(bundle, tally)
     yield evidence.proofs(bundle, tally)

@@ -7,7 +7,7 @@ stand beside every estimate. Read by `build`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report.model import (
@@ -26,7 +26,7 @@ from fasttrack.report.model import (
     times,
     urgency,
 )
-from fasttrack.report.tally import Tally
+from fasttrack.report.tally import ENERGIES, Tally
 from fasttrack.schema import Cell, State, Verdict
 from fasttrack.schema.verdict import GOOD
 
@@ -41,7 +41,7 @@ WORKLOADS = {
 K = 1024
 
 
-def speed(bundle: Bundle) -> Section:
+def speed(bundle: Bundle, tally: Tally) -> Section:
     """Speed-up per cell of the grid, a table per workload, and tokens/s by parallelism."""
     verdicts = {v.cell: v for v in _of(bundle, "speed")}
     cells = bundle.claim.cells(bundle.run.target)
@@ -76,6 +76,7 @@ def speed(bundle: Bundle) -> Section:
         "Stock time divided by the specialised path's, paired over engine boots. Above 1x is "
         "faster; a gain inside the noise floor is none.",
         *(WORKLOADS[workload] for workload in rows),
+        *_energy(tally),
         *(
             f"{v.cell}: {v.state.value}. {v.detail}"
             for v in (*_of(bundle, "prompts"), *verdicts.values())
@@ -88,6 +89,19 @@ def speed(bundle: Bundle) -> Section:
     shown = [table(columns, of_one, MOST_ROWS) for of_one in rows.values()]
     shown.append(_throughput(cells, found))
     return Section("Speed", _clean(notes), tuple(shown), figure=forest, brief=True)
+
+
+def _energy(tally: Tally) -> Iterator[str]:
+    """Joules per token of both arms, where the machine tells them."""
+    stock, mine = tally.energy.get("base"), tally.energy.get("candidate")
+    if stock and mine:
+        each = [found.joules / found.tokens for found in (stock, mine)]
+        names = " and ".join(ENERGIES[name] for name in sorted(stock.sources | mine.sources))
+        yield (
+            f"Energy of {names}: {number(each[0])} J per token in stock, {number(each[1])} J "
+            "specialised, over whole perf sessions and every token prefilled or handed out "
+            "in them. No interval: it is not judged."
+        )
 
 
 AXES = ("TP", "DCP", "Drafts")

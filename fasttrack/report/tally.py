@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fasttrack.schema import (
@@ -20,6 +20,7 @@ from fasttrack.schema import (
     MonitorRecord,
     PathRecord,
     Record,
+    SampleRecord,
     SessionRecord,
     TimelineRecord,
 )
@@ -57,6 +58,15 @@ class OpCount:
 
 
 @dataclass
+class Energy:
+    """Of one arm's perf sessions: joules, and tokens prefilled or handed out meanwhile."""
+
+    joules: float = 0.0
+    tokens: int = 0
+    sources: set[str] = field(default_factory=set)
+
+
+@dataclass
 class Tally:
     """Everything counted."""
 
@@ -78,12 +88,16 @@ class Tally:
     failure_count: int = 0
     monitors: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Lowest and highest of each monitored value."""
+    energy: dict[Arm, Energy] = field(default_factory=dict)
+    """Of perf sessions, where the machine tells it."""
     timelines: dict[Arm, TimelineRecord] = field(default_factory=dict)
 
 
 def count(records: Iterable[Record]) -> Tally:
     """The tally of a run's records."""
     tally = Tally()
+    samples: dict[str, tuple[Arm, int]] = {}
+    watched: dict[str, MonitorRecord] = {}
     gaps: dict[tuple[str, str], Sequence[float | None]] = {}
     for record in records:
         tally.records += 1
@@ -112,9 +126,35 @@ def count(records: Iterable[Record]) -> Tally:
                 tally.failures.append(record)
         elif isinstance(record, TimelineRecord):
             tally.timelines[record.arm] = record
+        elif isinstance(record, SampleRecord):
+            _, before = samples.get(record.session, (record.arm, 0))
+            tokens = before + record.prompt_tokens + record.output_tokens
+            samples[record.session] = record.arm, tokens
         elif isinstance(record, MonitorRecord):
             _monitor(tally, record)
+            watched[record.session] = record
+    _energy(tally, samples, watched)
     return tally
+
+
+ENERGIES = {"gpu_joules": "GPUs", "cpu_joules": "CPU packages"}
+
+
+def _energy(
+    tally: Tally,
+    samples: Mapping[str, tuple[Arm, int]],
+    watched: Mapping[str, MonitorRecord],
+) -> None:
+    """Sessions of which both energy and tokens are known."""
+    for session, (arm, tokens) in samples.items():
+        values = watched[session].values if session in watched else {}
+        told = {name: values.get(name) for name in ENERGIES}
+        joules = {n: v for n, v in told.items() if isinstance(v, int | float) and v > 0}
+        if joules and tokens:
+            found = tally.energy.setdefault(arm, Energy())
+            found.joules += sum(joules.values())
+            found.tokens += tokens
+            found.sources |= joules.keys()
 
 
 def _drift(tally: Tally, record: ItemRecord, gaps: Sequence[float | None]) -> None:

@@ -19,7 +19,13 @@ from fasttrack.perf.window import cost_s, window
 from fasttrack.rules import drafts, looks, routing
 from fasttrack.rules.base import Case, Rule
 from fasttrack.rules.looks import Look, Pair
-from fasttrack.rules.validity import engine_problem, exercised, machine_problems, problem_of
+from fasttrack.rules.validity import (
+    baseline_problem,
+    engine_problem,
+    exercised,
+    machine_problems,
+    problem_of,
+)
 from fasttrack.schema import (
     ARMS,
     Cell,
@@ -55,6 +61,8 @@ def settled(case: Case, pairs: int) -> frozenset[str]:
     )
 
 
+BINS = 4
+"""Of a histogram of achieved batches or contexts."""
 COSTS = {
     "decode": "TPOT",
     "prefill": "time per prompt token",
@@ -128,6 +136,9 @@ def _validated(
         return _Seen(cell, (), State.MISSING, "NO-RECORDS", "no session measured this cell")
     if problem:
         return _Seen(cell, (), State.INVALID, "VAL-ENGINE", problem)
+    sandbagged = baseline_problem(case)
+    if sandbagged:
+        return _Seen(cell, (), State.INVALID, "VAL-BASELINE", sandbagged)
     if len({sample.prompts_sha256 for sample in samples}) > 1:
         told = "its sessions were asked different prompts"
         return _Seen(cell, (), State.INVALID, "VAL-PROMPTS", told)
@@ -194,20 +205,38 @@ def _verdict_of(case: Case, seen: _Seen) -> Verdict:
 
 
 def _achieved(seen: _Seen) -> str:
-    """Rows and context of the steps that counted, beside the label."""
+    """Rows and context of the steps that counted, as histograms beside the label."""
     if seen.cell.workload == "prefill":
         return ""
-    rows: list[int] = []
+    rows: list[float] = []
     contexts: list[float] = []
     for sample in seen.samples:
         chosen = window(sample.steps, seen.cell)
-        rows += [step.decode_tokens for step in sample.steps[chosen.start : chosen.stop]]
+        lanes = seen.cell.lane_tokens
+        rows += [step.decode_tokens / lanes for step in sample.steps[chosen.start : chosen.stop]]
         told = sample.contexts[chosen.start : chosen.stop]
-        contexts += [context / seen.cell.batch for context in (told[0], told[-1])]
-    text = f"; achieved batch {min(rows)}" + (f"-{max(rows)}" if min(rows) < max(rows) else "")
+        contexts += [context / seen.cell.batch for context in told]
+    text = f"; achieved batch {_histogram(rows)}"
     if seen.cell.workload == "decode":
-        text += f", context {min(contexts):.0f}-{max(contexts):.0f}"
+        text += f", context {_histogram(contexts)}"
     return text
+
+
+def _histogram(values: Sequence[float]) -> str:
+    """``8``, or shares of the steps in bins of equal width: ``64-71 50 %, 72-79 50 %``."""
+    whole = [round(value) for value in values]
+    low, high = min(whole), max(whole)
+    if low == high:
+        return str(low)
+    width = -(-(high - low + 1) // BINS)
+    counts = Counter((value - low) // width for value in whole)
+    told = []
+    for at in sorted(counts):
+        first = low + at * width
+        last = min(high, first + width - 1)
+        name = str(first) if first == last else f"{first}-{last}"
+        told.append(f"{name} {100 * counts[at] / len(whole):.0f} %")
+    return ", ".join(told)
 
 
 def _noise(found: Sequence[_Seen]) -> dict[str, dict[int, float]]:

@@ -47,6 +47,24 @@ def engine_problem(case: Case) -> str:
     return ""
 
 
+def baseline_problem(case: Case) -> str:
+    """Why stock is not what users run; empty if it is, or if the target's `baseline_note` says why.
+
+    On a GPU vLLM's own default replays graphs: in eager mode stock waits for its launches, and any
+    path with fewer of them looks fast. Of targets that give evidence.
+    """
+    if case.target.role != "evidence" or case.target.baseline_note:
+        return ""
+    for session in case.records(SessionRecord):
+        told, measured = session.fingerprint, (session.stage, session.arm) == ("perf", "base")
+        if measured and told.get("enforce_eager") and told.get("device", "cpu") != "cpu":
+            return (
+                f"session {session.session}: stock ran in eager mode on {told['device']}, and no "
+                "baseline_note says why"
+            )
+    return ""
+
+
 def machine_problems(case: Case) -> dict[str, str]:
     """Why sessions do not count, by their name: whose machine was not left to them.
 

@@ -510,6 +510,12 @@ REASONS: dict[str, Explanation] = {
         "them mislead.",
         "Use the shipped prompts, or real text of your own under [targets.NAME.prompts].",
     ),
+    "VAL-BASELINE": Explanation(
+        "Stock did not run as users run it: on a GPU it was kept in eager mode, where it waits for "
+        "launches that a graph would not need.",
+        "Set `enforce_eager = false` under [targets.NAME.engine_args]. Where stock cannot run "
+        "otherwise, say so in the target's baseline_note, which every report shows.",
+    ),
     "VAL-ACCEPT": Explanation(
         "The arms accept different shares of their draft tokens, or not the share that was to be "
         "simulated: a gain would be one of acceptance, which the answers pay for.",

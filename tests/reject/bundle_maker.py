@@ -60,6 +60,7 @@ from fasttrack.schema import (
     Policy,
     Provenance,
     Record,
+    RoutingRecord,
     RunInfo,
     SampleRecord,
     SelfTest,
@@ -381,8 +382,18 @@ def perf_records(clock: Clock, block: int, position: int, arm: Arm) -> list[Reco
         return made
 
     values = {"load_1min": 0.5, "steal_share": 0.0, "foreign_cpu_share": 0.01}
+    even, uneven = [[50] * 4] * 2, [[100, 50, 30, 20]] * 2
+    routed = [
+        RoutingRecord(
+            session=name, context_tokens=context, prompts=1, experts=4, sent=uneven, random=even,
+            again=[[52, 49, 51, 48]] * 2,
+        )
+        for context in sorted({cell.context_tokens for cell in claim().cells("gpu-a")})
+        if (arm, block) == ("base", 0)
+    ]  # fmt: skip
     return [
         *session(clock, "perf", name, arm, body),
+        *routed,
         MonitorRecord(stage="perf", session=name, values=values),
     ]
 

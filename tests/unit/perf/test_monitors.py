@@ -8,11 +8,12 @@ import sys
 import time
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fasttrack.perf import monitors, nvml
+from fasttrack.perf import monitors, nvml, rapl
 
 BURN = "import time\nwhile time.process_time() < 0.4: pass"
 """A process that uses this much CPU time, however long that takes."""
@@ -139,3 +140,35 @@ def test_no_driver_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = nvml.Gpus(lambda pid: True)
     gpus.sample()
     assert gpus.summary() == {}
+
+
+def counter(root: Path, name: str, value: int) -> Path:
+    """A RAPL counter that wraps at 1000 microjoules."""
+    folder = root / name
+    folder.mkdir(exist_ok=True)
+    (folder / "max_energy_range_uj").write_text("1000\n")
+    (folder / "energy_uj").write_text(f"{value}\n")
+    return folder / "energy_uj"
+
+
+def test_energy_of_packages_is_added_up_over_wraps(tmp_path: Path) -> None:
+    first = counter(tmp_path, "intel-rapl:0", 900)
+    second = counter(tmp_path, "intel-rapl:1", 0)
+    counter(tmp_path, "intel-rapl:0:0", 5)  # a part of the first
+    packages = rapl.Packages(tmp_path)
+    counter(tmp_path, "intel-rapl:0:0", 500)
+    first.write_text("100")
+    second.write_text("40")
+    packages.sample()
+    first.write_text("150")
+    packages.sample()
+    assert packages.summary() == {"cpu_joules": pytest.approx(290e-6)}
+
+
+def test_a_machine_without_counters_tells_no_energy(tmp_path: Path) -> None:
+    assert rapl.Packages(tmp_path / "none").summary() == {}
+    secret = tmp_path / "intel-rapl:0"
+    secret.mkdir()
+    packages = rapl.Packages(tmp_path)
+    packages.sample()
+    assert packages.summary() == {}

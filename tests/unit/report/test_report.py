@@ -218,3 +218,20 @@ def test_junit_never_shows_open_as_green(tmp_path: Path) -> None:
     assert suite.get("failures") == "0"
     total = int(suite.get("tests", "0"))
     assert total == len(suite.findall("testcase"))
+
+
+def test_energy_is_told_per_token_where_the_machine_tells_it(tmp_path: Path) -> None:
+    def metered(record: Record) -> Record:
+        if record.kind != "monitor":
+            return record
+        joules = 10.0 if record.session.endswith("base") else 5.0
+        return record.model_copy(update={"values": {**record.values, "gpu_joules": joules}})
+
+    text = markdown.render(made(maker.run_folder(tmp_path / "run", edit=metered)))
+    told = re.search(r"Energy of GPUs: (\S+) J per token in stock, (\S+) J specialised", text)
+    assert told is not None
+    assert float(told[1]) == pytest.approx(2 * float(told[2]), rel=0.02)
+
+
+def test_nothing_is_said_of_energy_that_nobody_told(run_folder: Path) -> None:
+    assert "Energy of" not in markdown.render(made(run_folder))

@@ -229,3 +229,17 @@ def test_a_spare_block_is_for_cells_that_lost_a_pair() -> None:
 def test_a_stock_step_ends_the_measuring_of_its_cell() -> None:
     records = zoo.changed(zoo.perf(the_claim=ONE, blocks=1), PathRecord, steps=())
     assert settled(records, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([8, 8.2, 7.9], "8"),
+        ([7, 8, 8, 8], "7 25 %, 8 75 %"),
+        ([64 + n for n in range(16)], "64-67 25 %, 68-71 25 %, 72-75 25 %, 76-79 25 %"),
+        ([1, 1, 1, 64], "1-16 75 %, 49-64 25 %"),
+    ],
+    ids=str,
+)
+def test_what_was_achieved_is_told_as_shares_of_the_steps(values: list[float], wanted: str) -> None:
+    assert speed._histogram(values) == wanted

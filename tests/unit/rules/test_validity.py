@@ -95,3 +95,23 @@ def test_one_engine_and_the_claimed_switch() -> None:
     assert "differs in max_model_len" in validity.engine_problem(zoo.case(other, CLAIM))
     off = zoo.changed(RECORDS, SessionRecord, lambda r: r.arm == "candidate", switch=None)
     assert "reports the switch None" in validity.engine_problem(zoo.case(off, CLAIM))
+
+
+@pytest.mark.parametrize(
+    ("told", "refused"),
+    [
+        ({"device": "cuda", "enforce_eager": True}, True),
+        ({"device": "cuda", "enforce_eager": False}, False),
+        ({"device": "cpu", "enforce_eager": True}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_stock_in_eager_mode_on_a_gpu_is_no_baseline(told: dict[str, Any], refused: bool) -> None:
+    records = zoo.changed(RECORDS, SessionRecord, fingerprint=told)
+    assert bool(validity.baseline_problem(zoo.case(records, CLAIM))) is refused
+    value = CLAIM.json_value()
+    for change in ({"role": "development"}, {"baseline_note": "It cannot run otherwise."}):
+        lab = {**value["targets"]["lab"], **change}
+        excused = zoo.claim(targets={"lab": lab})
+        assert validity.baseline_problem(zoo.case(records, excused)) == ""
