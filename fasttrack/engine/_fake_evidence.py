@@ -56,7 +56,7 @@ def timeline(fast: bool) -> Timeline:
             at = at if beside else at + SPAN_US + GAP_US
     steps = [(len(spans), at - GAP_US)] * 3
     return Timeline(
-        device="simulated", kinds=["layer"] * LAYERS, names=names, spans=spans, steps=steps,
+        device="simulated", kinds=["FullAttention"] * LAYERS, names=names, spans=spans, steps=steps,
         plain_us=[at] * 3,
     )  # fmt: skip
 

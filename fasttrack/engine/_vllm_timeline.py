@@ -149,14 +149,14 @@ def _wait() -> None:
 
 
 def kinds(groups: Sequence[Any], count: int) -> list[str]:
-    """Per decoder layer, the kind of its cache: ``Mamba``, ``MLAAttention``; else ``layer``."""
+    """Per decoder layer, the kind of its cache: ``Mamba``, ``MLAAttention``; else ``decoder``."""
     found: dict[int, str] = {}
     for group in groups:
         for name in group.layer_names:
             own = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
             index = next((int(part) for part in name.split(".") if part.isdigit()), -1)
             found.setdefault(index, type(own).__name__.removesuffix("Spec"))
-    return [found.get(index, "layer") for index in range(count)]
+    return [found.get(index, "decoder") for index in range(count)]
 
 
 def decoder_layers(model: torch.nn.Module, count: int) -> list[torch.nn.Module]:
