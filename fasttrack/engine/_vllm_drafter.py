@@ -23,6 +23,9 @@ class Lookup:
         self._count: int = vllm_config.speculative_config.num_speculative_tokens
         self._room: int = vllm_config.model_config.max_model_len
 
+    def load_model(self, *_: Any) -> None:
+        """There is no model; the engine asks every drafter."""
+
     def propose(
         self,
         sampled_token_ids: Sequence[Sequence[int]],
