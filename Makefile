@@ -23,6 +23,8 @@ TIER ?= smoke
 ARGS ?=
 # For `make test`, e.g. PYTEST_ARGS='-m "not slow" tests/unit'
 PYTEST_ARGS ?=
+# Tests use one thread each; a file's tests share what it set up. `WORKERS=` for one process.
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -87,7 +89,7 @@ cute: ## .venv-cute: CuTe DSL and nvdisasm, which compile and audit GPU kernels 
 		"will be compiled and audited" >&2
 
 test: lint $(CHECKPOINT_READY) kernels cute ## lint, then every test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/python -m ruff check .
