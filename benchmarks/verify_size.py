@@ -99,8 +99,8 @@ def _utc(seconds: float) -> str:
     return clock.utc()
 
 
-def make(folder: Path, mib: int) -> Path:
-    """A signed file of about so many MiB."""
+def make(folder: Path, mib: int, *, pack: bool = True) -> Path:
+    """A signed file of about so many MiB, or the run folder it would come from."""
     with mock.patch.object(maker, "SOURCE", SOURCE):
         run = maker.run_folder(folder / "run")
         names = sorted((run / "perf").glob("*.jsonl"))
@@ -114,6 +114,8 @@ def make(folder: Path, mib: int) -> Path:
             name.write_bytes(grown(lines, steps, clock, rng))
             clock += 10 + cells * (0.02 + steps * 2.1e-3)
         maker.CREATED -= maker.timedelta(seconds=clock)
+        if not pack:
+            return run
         _conclude(run)
     made = archive.pack(run, folder / "out")
     shutil.rmtree(run)

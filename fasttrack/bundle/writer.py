@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fasttrack.bundle import atomic, layout
+from fasttrack.bundle import atomic, compact, layout
 from fasttrack.bundle.container import CHUNK
 from fasttrack.errors import RunError
 from fasttrack.schema import FailureRecord, Record
@@ -104,7 +104,7 @@ class RunFolder:
         """
         for name in layout.record_names(file_names(self.path), stage):
             try:
-                yield from layout.parse_lines(file_chunks(self.path / name))
+                yield from layout.parse_lines(file_chunks(self.path / name), compact.parse)
             except layout.BadLine as error:
                 raise RunError(
                     "RUN-003",

@@ -13,7 +13,7 @@ from typing import Any
 
 import fasttrack
 from fasttrack import rules
-from fasttrack.bundle import layout
+from fasttrack.bundle import compact, layout
 from fasttrack.bundle.provenance import harness_digest
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import VerificationFailed
@@ -40,7 +40,6 @@ from fasttrack.schema import (
     Verdict,
 )
 from fasttrack.schema.claim import Frozen
-from fasttrack.verify import compact
 
 RELATIVE_TOLERANCE = 1e-9
 """Above what two machines' elementary functions differ by, far below any honest rounding."""

@@ -110,7 +110,7 @@ FASTTRACK_OUTSIDE = {
     "correctness.controls": f"{CORE} numpy",
     "evals.external.harness": f"{CORE} datasets lm_eval",
     "evals.external.served": f"{CORE} aiohttp lm_eval",
-    "verify.compact": f"{CORE} pydantic_core",
+    "bundle.compact": f"{CORE} pydantic_core",
     "*": CORE,
 }
 

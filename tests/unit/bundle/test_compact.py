@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasttrack.bundle import compact
 from fasttrack.schema import ItemRecord, PathRecord, Record, SampleRecord, Tier, parse_record
 from fasttrack.schema._json import canonical_bytes
-from fasttrack.verify import compact
 
 
 def lines() -> list[bytes]:

@@ -3,8 +3,8 @@
 A perf record is a list of thousands of small objects; as Python objects they take ten times their
 text, as columns a quarter. Rules read the same attributes of the same sequences and cannot tell the
 difference. Owns `parse`, which reads a line into that form: by a short way for the one spelling
-that the writer uses, by `parse_record` for any other, so it never accepts what that refuses. Read
-by `recompute`.
+that the writer uses, by `parse_record` for any other, so it never accepts what that refuses. Used
+by the run folder and by `recompute`.
 """
 
 from __future__ import annotations
