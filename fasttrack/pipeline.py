@@ -282,7 +282,7 @@ def _measure(
         run.write_unit(unit.stage, unit.name, records)
         took_s = time.monotonic() - start
         if records:
-            timings.note(cache, made.target, unit.stage, unit.cost_s, took_s)
+            timings.note(cache, made.target, unit.stage, unit.stem, unit.cost_s, took_s)
         watcher.finished(unit.stage, unit.name, unit.cost_s, took_s)
 
 

@@ -53,7 +53,7 @@ TIERS: Mapping[Tier, Amounts] = {
 
 # Seconds per unit on a two-core machine with the real engine; refined by what a run measures.
 BOOT_S = {"vllm": 16.0, "fake": 0.4}
-PREFILL_TOKENS_PER_S = {"vllm": 5000.0, "fake": 1e9}
+PREFILL_TOKENS_PER_S = {"vllm": 1300.0, "fake": 1e9}
 STEP_S = {"vllm": 0.03, "fake": 1e-4}
 SPARE_S = 0.1
 """A spare block is expected to have nothing to measure."""
@@ -68,6 +68,11 @@ class Unit:
     name: str
     spec: Mapping[str, Any]
     cost_s: float
+
+    @property
+    def stem(self) -> str:
+        """Its name without the key: the same unit in another run."""
+        return self.name.rpartition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
     amounts = TIERS[tier]
     cells = claim.cells(target)
     _check_room(claim.targets[target], amounts)
-    engine = claim.targets[target].engine
+    engine, grid = claim.targets[target].engine, claim.targets[target].grid
     boot = BOOT_S.get(engine, 60.0)
     step = STEP_S.get(engine, 0.01)
     units: list[Unit] = []
@@ -165,7 +170,9 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
     blocks = amounts.blocks + amounts.spare_blocks
     for turn, shape in enumerate(sorted({cell.shape for cell in cells})):
         session = boot + sum(
-            cell_cost_s(cell, amounts, engine) for cell in cells if cell.shape == shape
+            cell_cost_s(cell, amounts, engine)
+            for cell in cells
+            if cell.shape == shape and not grid.unsupported_because(cell.id)
         )
         for index, order in enumerate(orders(blocks, seed)):
             for position, arm in enumerate(order):

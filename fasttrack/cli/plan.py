@@ -40,10 +40,7 @@ def plan(
     chosen = pick_target(list(claim.targets), target)
     made = planning.make(claim, chosen, tier, seed)
     known = timings.calibration(cache, chosen)
-    cost = {
-        stage: sum(unit.cost_s for unit in made.stage(stage)) * known.factor.get(stage, 1.0)
-        for stage in STAGES
-    }
+    cost = {stage: sum(_seconds(unit, known) for unit in made.stage(stage)) for stage in STAGES}
     total = sum(cost.values())
     ranks = claim.targets[chosen].tensor_parallel_size
     dearest = _dearest(made, known)
@@ -84,13 +81,19 @@ def plan(
     return 0
 
 
+def _seconds(unit: planning.Unit, known: timings.Calibration) -> float:
+    return known.seconds(unit.stage, unit.stem, unit.cost_s)
+
+
 def _dearest(made: planning.Plan, known: timings.Calibration) -> list[tuple[str, float]]:
     """The dearest perf cells with their seconds over all planned sessions, the dearest first."""
     sessions = 4 * made.amounts.blocks * known.factor.get("perf", 1.0)
     engine = made.claim.targets[made.target].engine
+    grid = made.claim.targets[made.target].grid
     costs = [
         (cell.id, sessions * planning.cell_cost_s(cell, made.amounts, engine))
         for cell in made.cells
+        if not grid.unsupported_because(cell.id)
     ]
     return sorted(costs, key=lambda pair: -pair[1])[:MOST_DEAR]
 
@@ -103,7 +106,7 @@ def _smaller(
     told = {}
     for tier in tiers[: tiers.index(made.tier)]:
         units = planning.make(claim, target, tier, made.seed).units
-        seconds = sum(unit.cost_s * known.factor.get(unit.stage, 1.0) for unit in units)
+        seconds = sum(_seconds(unit, known) for unit in units)
         told[tier.value] = {
             "estimate_s": round(seconds),
             "less": planning.dropped(made.tier, tier),

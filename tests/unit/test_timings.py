@@ -8,22 +8,22 @@ import pytest
 import zoo_records as zoo
 
 from fasttrack import plan, timings
-from fasttrack.schema import Cell, Tier
+from fasttrack.schema import Cell, Claim, Tier
 
 
 def test_a_stage_is_scaled_by_what_it_took(tmp_path: Path) -> None:
     for took in (2.0, 4.0):
-        timings.note(tmp_path, "lab", "perf", 1.5, took)
-    timings.note(tmp_path, "other", "perf", 1.0, 100.0)
+        timings.note(tmp_path, "lab", "perf", "block0-0-base", 1.5, took)
+    timings.note(tmp_path, "other", "perf", "block0-0-base", 1.0, 100.0)
     found = timings.calibration(tmp_path, "lab")
     assert found.factor == {"perf": pytest.approx(2.0)}
     assert found.units == {"perf": 2}
 
 
 def test_old_units_are_forgotten(tmp_path: Path) -> None:
-    timings.note(tmp_path, "lab", "evals", 1.0, 1e6)
+    timings.note(tmp_path, "lab", "evals", "base", 1.0, 1e6)
     for _ in range(timings.LATEST):
-        timings.note(tmp_path, "lab", "evals", 1.0, 3.0)
+        timings.note(tmp_path, "lab", "evals", "base", 1.0, 3.0)
     assert timings.calibration(tmp_path, "lab").factor == {"evals": pytest.approx(3.0)}
 
 
@@ -31,20 +31,45 @@ def test_no_file_and_spoilt_lines_calibrate_nothing(tmp_path: Path) -> None:
     assert timings.calibration(tmp_path, "lab").factor == {}
     (tmp_path / timings.NAME).write_text(
         'nonsense\n[]\n{"target": "lab"}\n'
-        '{"target": "lab", "stage": "perf", "cost_s": 0, "took_s": 5}\n'
+        '{"target": "lab", "stage": "perf", "unit": "base", "cost_s": 0.1, "took_s": 5}\n'
     )
     assert timings.calibration(tmp_path, "lab").factor == {}
-    timings.note(tmp_path / timings.NAME, "lab", "perf", 1.0, 1.0)  # no folder: no error
+    timings.note(tmp_path / timings.NAME, "lab", "perf", "base", 1.0, 1.0)  # no folder: no error
 
 
 def test_a_plan_predicts_what_the_same_run_took(tmp_path: Path) -> None:
-    # A machine on which every unit takes three times the guess: the next plan says so.
+    # A machine on which every unit takes a time of its own: the next plan says so, unit by unit.
     made = plan.make(zoo.claim(), "lab", Tier.SMOKE, 0)
+    took = {unit.name: (3 + index) * unit.cost_s for index, unit in enumerate(made.units)}
     for unit in made.units:
-        timings.note(tmp_path, "lab", unit.stage, unit.cost_s, 3 * unit.cost_s)
+        timings.note(tmp_path, "lab", unit.stage, unit.stem, unit.cost_s, took[unit.name])
     known = timings.calibration(tmp_path, "lab")
-    told = sum(unit.cost_s * known.factor[unit.stage] for unit in made.units)
-    assert told == pytest.approx(3 * sum(unit.cost_s for unit in made.units))
+    for unit in made.units:
+        if unit.cost_s >= timings.LEAST_COST_S:
+            told = known.seconds(unit.stage, unit.stem, unit.cost_s)
+            assert told == pytest.approx(took[unit.name])
+    # Other work under the same name is scaled by its stage.
+    factor = known.factor["perf"]
+    assert known.seconds("perf", "block0-0-base", 1e3) == pytest.approx(1e3 * factor)
+    assert known.seconds("features", "base", 1e3) > 1e3
+
+
+def test_one_slow_run_is_not_the_next_ones_plan(tmp_path: Path) -> None:
+    for took in (10.0, 90.0, 11.0):
+        timings.note(tmp_path, "lab", "perf", "block0-0-base", 5.0, took)
+    assert timings.calibration(tmp_path, "lab").seconds("perf", "block0-0-base", 5.0) == 11.0
+
+
+def test_cells_that_are_not_claimed_cost_nothing() -> None:
+    claim = zoo.claim()
+    target = claim.targets["lab"]
+    grid = target.grid.model_copy(update={"unsupported": {"*": "too long"}})
+    none = claim.model_copy(update={"targets": {"lab": target.model_copy(update={"grid": grid})}})
+
+    def cost(which: Claim) -> float:
+        return sum(unit.cost_s for unit in plan.make(which, "lab", Tier.SMOKE, 0).stage("perf"))
+
+    assert cost(none) < cost(claim)
 
 
 def test_longer_and_larger_cells_are_dearer() -> None:
