@@ -26,6 +26,7 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     "attn_res": lambda batch: ops.attn_res(batch, SOURCES),
     **{name: partial(ops.linear, name) for name in ops.MAPS},
     "kda": ops.heads,
+    "oproj": lambda batch: ops.oproj(batch, SOURCES),
     "half": lambda batch: ops.half(batch, SOURCES),
     "mla_query": mla.query,
     **{f"mla_core.{c}": partial(mla.core, c, False) for c in mla.CONTEXTS},
@@ -33,6 +34,7 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     "mla_value": mla.value,
     **{f"mla_half.{c}": partial(mla.half, c, SOURCES) for c in mla.CONTEXTS},
     "mla_half_ahead.4096": partial(mla.half, 4096, SOURCES, ahead=True),
+    "half.alone": lambda batch: ops.half(batch, SOURCES, exchange=False),
 }
 
 

@@ -18,6 +18,9 @@ from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.gpu import Bound
 from kimi_k3.kernels.kda.form import pitch
 from kimi_k3.kernels.kda.launch import kda
+from kimi_k3.kernels.oproj.form import Exchange
+from kimi_k3.kernels.oproj.launch import collect, publish
+from kimi_k3.kernels.oproj.mailbox import echo
 from kimi_k3.kernels.projection.launch import projection
 
 HIDDEN, BLOCKS, HEADS, WIDTH, EPS, BOUND = 7168, 8, 12, 128, 1e-5, -5.0
@@ -30,6 +33,7 @@ MAPS = {
 }
 """Packed maps: outputs, inputs."""
 MOST_SETS = 64
+RANKS, CAPACITY = 8, 64
 
 
 class Work(NamedTuple):
@@ -80,6 +84,17 @@ class Residual:
         self.score = random(HIDDEN, dtype=torch.float32, scale=HIDDEN**-0.5)
         self.gain = random(HIDDEN, dtype=torch.float32)
         self.y = torch.empty_like(self.prefix)
+        self.end = echo(Exchange(RANKS, HIDDEN, CAPACITY))
+
+    def exchanged(self, sources: int, w: Tensor, x: Tensor) -> list[Call]:
+        """Output projection, sum over ranks and mix site; this rank stands for all eight."""
+        end, batch = self.end, x.shape[0]
+        site = Site(HIDDEN, batch, BLOCKS, sources, "add", False, EPS)
+        send = Bound(publish(WIDE, batch, end.exchange), x=x, w=w, peers=end.peers, turn=end.turn)
+        take = Bound(collect(site, end.exchange), prefix=self.prefix, bank=self.bank, y=self.y,
+                     score=self.score, gain=self.gain, mailbox=end.mailbox,
+                     turn=end.turn)  # fmt: skip
+        return [send, take]
 
     def ours(self, sources: int, delta: Delta) -> Call:
         """Our launch."""
@@ -186,10 +201,29 @@ def heads(batch: int) -> Work:
 # ---- the attention half of a KDA layer ---------------------------------------------------------
 
 
-def half(batch: int, sources: int) -> Work:
+def oproj(batch: int, sources: int) -> Work:
+    """Output projection, exchange of eight ranks in loop-back, mix site; torch's exchanges
+    nothing."""
+    size = 2.0 * HIDDEN * WIDE
+    site = Residual(batch)
+    ours: list[Call] = []
+    theirs: list[Call] = []
+    for _ in range(_sets(size)):
+        x, w = _random(batch, WIDE), _random(HIDDEN, WIDE, scale=WIDE**-0.5)
+        ours += site.exchanged(sources, w, x)
+        theirs += [
+            lambda x=x, w=w: torch.mm(x, w.t(), out=site.delta),  # type: ignore[misc]
+            site.torch(sources),
+        ]
+    moved = size + 2.0 * batch * HIDDEN * (sources + 3 + 2 * RANKS)
+    return Work("oproj", batch, moved, 2, ours, theirs)
+
+
+def half(batch: int, sources: int, exchange: bool = True) -> Work:
     """Mix site, input projection, KDA, output projection, mix site; layer behind layer.
 
-    One rank alone: the sum over ranks between the projection and the second site is absent.
+    With `exchange`, the sum over eight ranks between the last two is there, in loop-back; torch's
+    chain never has it.
     """
     (outputs, _), size = MAPS["kda_in"], 2.0 * HIDDEN * (pitch(HEADS) + WIDE)
     site = Residual(batch)
@@ -202,10 +236,11 @@ def half(batch: int, sources: int) -> Work:
         w_out = random(HIDDEN, WIDE, scale=WIDE**-0.5)
         projected, out = layer.fixed["projected"], layer.fixed["y"]
         mix = site.ours(sources, "add")
-        ours += [
-            mix, Bound(first, x=site.y, w=w_in, y=projected), layer.ours(),
-            Bound(second, x=out, w=w_out, y=site.delta), mix,
-        ]  # fmt: skip
+        ours += [mix, Bound(first, x=site.y, w=w_in, y=projected), layer.ours()]
+        if exchange:
+            ours += site.exchanged(sources, w_out, out)
+        else:
+            ours += [Bound(second, x=out, w=w_out, y=site.delta), mix]
         products: list[Callable[[], object]] = [
             lambda w=w_in, y=projected: torch.mm(site.y, w.t(), out=y),  # type: ignore[misc]
             lambda w=w_out, x=out: torch.mm(x, w.t(), out=site.delta),  # type: ignore[misc]
@@ -213,4 +248,4 @@ def half(batch: int, sources: int) -> Work:
         mixed = site.torch(sources)
         theirs += [mixed, products[0], layer.torch(), products[1], mixed]
     moved = size + _state_bytes(batch) + 2 * 2.0 * batch * HIDDEN * (sources + 4)
-    return Work("half", batch, moved, 5, ours, theirs)
+    return Work("half" if exchange else "half.alone", batch, moved, 5, ours, theirs)

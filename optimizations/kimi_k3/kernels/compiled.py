@@ -16,6 +16,8 @@ from kimi_k3.kernels.kda.form import pitch
 from kimi_k3.kernels.kda.launch import kda
 from kimi_k3.kernels.mla import launch as mla
 from kimi_k3.kernels.prefetch.kernel import Prefetch, Range
+from kimi_k3.kernels.oproj.form import Exchange
+from kimi_k3.kernels.oproj.launch import collect, publish
 from kimi_k3.kernels.projection.form import DEVICES, Device
 from kimi_k3.kernels.projection.launch import projection
 
@@ -44,6 +46,8 @@ MLA_CORES = ((12, 1, 1, False), (12, 1, 1, True), (12, 8, 4, False), (12, 8, 4, 
 MLA_VALUES = ((12, 1, 128), (12, 64, 4), (6, 5, 8))
 """Heads, tokens, parts."""
 CACHE_ROWS, PAGE, PAGES = 1 << 20, 64, 512
+EXCHANGES = ((8, 12, 1), (8, 12, 64), (16, 6, 1), (3, 12, 1))
+"""Ranks, heads of each, batch."""
 Make = Callable[[Device], gpu.Kernel]
 
 
@@ -69,6 +73,12 @@ def _forms() -> Iterator[tuple[str, Make]]:
             partial(_any, partial(mla.values, heads, rows, parts)),
         )
     yield "prefetch.out", partial(_any, partial(Prefetch, Range(*MAPS["out"], 32)))
+    for ranks, heads, batch in EXCHANGES:
+        exchange = Exchange(ranks, HIDDEN, 64)
+        yield f"oproj.publish.{ranks}.{batch}", partial(publish, heads * 128, batch, exchange)
+        for sources, delta in ((4, "add"), (1, "restart")):
+            site = Site(HIDDEN, batch, BLOCKS, sources, delta, False, EPS)
+            yield f"oproj.collect.{ranks}.{batch}.{delta}", partial(_collect, site, exchange)
 
 
 def _any(make: Callable[[], gpu.Kernel], device: Device) -> gpu.Kernel:
@@ -84,11 +94,17 @@ def _kda(heads: int, batch: int, tokens: int, device: Device) -> gpu.Kernel:
     return kda(heads, batch, tokens, 1 + batch * tokens, BOUND)
 
 
+def _collect(site: Site, exchange: Exchange, device: Device) -> gpu.Kernel:
+    return collect(site, exchange)
+
+
 def _declared(name: str, make: Make) -> CompiledKernel:
     arguments = make(DEVICES[ARCHS[0]]).arguments()
     names = list(arguments)
     if name.startswith("projection"):  # TMA descriptors in the order of use, the batch of x, y
         names = ["w", "x", "batch", "y"]
+    if name.startswith("oproj.publish"):
+        names = ["w", "x", "batch", "peers", "turn"]
     kinds = {key: one.kind for key, one in arguments.items()}
 
     def compile_(arch: str) -> Any:

@@ -27,6 +27,7 @@ _TYPES = {
     "float32": cutlass.Float32,
     "int32": cutlass.Int32,
     "uint8": cutlass.Uint8,
+    "int64": cutlass.Int64,
 }
 _COMPILED: dict[tuple[type, tuple[Any, ...]], Callable[..., None]] = {}
 

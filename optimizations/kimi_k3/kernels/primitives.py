@@ -62,6 +62,12 @@ def load_word(at: Int64) -> Uint32:
     return inline_ptx(text, write_only_types=[Uint32], read_only_args=[at])
 
 
+def load_static_word(at: Int64) -> Int64:
+    """8 bytes, an address for one, of memory that nothing writes during a step."""
+    text = "ld.global.nc.u64 {$w0}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Int64], read_only_args=[at])
+
+
 def load_half(at: Int64) -> Float32:
     """One BF16 number of step data."""
     text = "{ .reg .b16 low; ld.global.b16 low, [{$r0}]; mov.b32 {$w0}, {0, low}; }"
@@ -305,3 +311,46 @@ def multiply_add_32(
         left = (upper[at], lower[at], upper[at + 1], lower[at + 1])
         acc = multiply_add(left, right[at : at + 2], acc)
     return tuple(acc)
+
+
+# ---- mailboxes: memory that another rank writes while this one reads --------------------------
+
+ABSENT = 0xFFFFFFFF
+"""A word of a mailbox that nothing has arrived in: two BF16 NaNs with every bit set. Rounding to
+BF16 makes any NaN 0x7FFF, so no sum is ever mistaken for it, and -0.0 stays what it is."""
+
+
+def deliver(at: Int64, words: Sequence[Uint32]) -> None:
+    """16 bytes into any rank's memory; each word arrives whole, in no order."""
+    text = "st.relaxed.sys.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+    inline_ptx(text, read_only_args=[at, *words])
+
+
+def look(at: Int64) -> tuple[Uint32, ...]:
+    """16 bytes that another rank may be writing."""
+    text = "ld.relaxed.sys.global.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[at])
+
+
+def wait_for(at: Int64, seen: Sequence[Uint32], limit: Uint32) -> tuple[tuple[Uint32, ...], Uint32]:
+    """16 bytes once all have arrived, and 0. `seen` is what was there at a first look. After
+    `limit` further looks: what is there then, and 1."""
+    text = (
+        "{ .reg .pred missing; .reg .u32 left; mov.u32 left, {$r1}; "
+        "mov.u32 {$w4}, 0; mov.u32 {$w0}, {$r2}; mov.u32 {$w1}, {$r3}; "
+        "mov.u32 {$w2}, {$r4}; mov.u32 {$w3}, {$r5}; "
+        "again: setp.eq.u32 missing, {$w0}, 0xffffffff; "
+        "setp.eq.or.u32 missing, {$w1}, 0xffffffff, missing; "
+        "setp.eq.or.u32 missing, {$w2}, 0xffffffff, missing; "
+        "setp.eq.or.u32 missing, {$w3}, 0xffffffff, missing; "
+        "@!missing bra done; "
+        "setp.eq.u32 missing, left, 0; @missing mov.u32 {$w4}, 1; @missing bra done; "
+        "sub.u32 left, left, 1; "
+        "ld.relaxed.sys.global.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; "
+        "bra again; "
+        "done: }"
+    )
+    *words, late = inline_ptx(
+        text, write_only_types=[Uint32] * 5, read_only_args=[at, limit, *seen]
+    )
+    return tuple(words), late

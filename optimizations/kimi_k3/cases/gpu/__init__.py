@@ -18,8 +18,10 @@ def cases() -> list[KernelCase]:
     from kimi_k3.cases.gpu.kda import KdaCase
     from kimi_k3.cases.gpu.mla import QueryCase, ValueCase
     from kimi_k3.cases.gpu.mla_core import CoreCase
+    from kimi_k3.cases.gpu.oproj import OProjCase
     from kimi_k3.cases.gpu.projection import ProjectionCase
 
     return [
         AttnResCase(), ProjectionCase(), KdaCase(), QueryCase(), CoreCase(), ValueCase(),
+        OProjCase(),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
@@ -53,6 +53,8 @@ class AttnRes:
     Source: Kimi K3 technical report (arXiv 2607.24653), section 2.2, equations 8-10.
     """
 
+    form: tuple[Any, ...]
+
     def __init__(self, site: Site) -> None:
         if site.hidden % COLUMNS or site.hidden // COLUMNS > 8:
             raise ValueError(f"hidden size {site.hidden} is not 1..8 times {COLUMNS}")
@@ -61,11 +63,12 @@ class AttnRes:
         ):
             raise ValueError(f"{site.sources} sources of a bank of {site.blocks} blocks")
         self.form = site
+        self.site = site
         self.cluster = site.hidden // COLUMNS
 
     def arguments(self) -> dict[str, Argument]:
         """By name, in order."""
-        form = self.form
+        form = self.site
         row = form.batch, form.hidden
         return {
             "prefix": Argument("bfloat16", row),
@@ -89,7 +92,7 @@ class AttnRes:
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(prefix, delta, bank, score, gain, y).launch(
-            grid=(self.cluster, self.form.batch, 1),
+            grid=(self.cluster, self.site.batch, 1),
             block=(THREADS, 1, 1),
             cluster=(self.cluster, 1, 1),
             stream=stream,
@@ -107,7 +110,20 @@ class AttnRes:
         gain: cute.Tensor,
         y: cute.Tensor,
     ) -> None:
-        site = cutlass.const_expr(self.form)
+        self._run(prefix, delta, bank, score, gain, y)
+
+    @cute.jit
+    def _run(
+        self,
+        prefix: cute.Tensor,
+        source: Any,
+        bank: cute.Tensor,
+        score: cute.Tensor,
+        gain: cute.Tensor,
+        y: cute.Tensor,
+    ) -> None:
+        """The whole kernel; delta is what `_delta` makes of `source`."""
+        site = cutlass.const_expr(self.site)
         thread, _, _ = cute.arch.thread_idx()
         part, token, _ = cute.arch.block_idx()
         lane, warp = thread % prim.WARP, thread // prim.WARP
@@ -141,19 +157,16 @@ class AttnRes:
         cute.arch.griddepcontrol_wait()
 
         held = []
-        if cutlass.const_expr(site.delta == "none"):
+        if cutlass.const_expr(site.delta != "restart"):
             own = prim.load(prim.address(prefix, row))
-        else:
-            own = prim.load(prim.address(delta, row))
-        if cutlass.const_expr(site.delta == "add"):
-            before = prim.load(prim.address(prefix, row))
         for block in cutlass.range_constexpr(site.sources):
             at = (token * site.blocks + block) * site.hidden + column
             held.append(prim.load(prim.address(bank, at)))
-        if cutlass.const_expr(site.delta == "add"):
-            pairs = zip(prim.unpacked(before), prim.unpacked(own), strict=True)
-            own = tuple(prim.packed([a + b for a, b in pairs]))
         if cutlass.const_expr(site.delta != "none"):
+            values = self._delta(source, token, column)
+            if cutlass.const_expr(site.delta == "add"):
+                values = [a + b for a, b in zip(prim.unpacked(own), values, strict=True)]
+            own = tuple(prim.packed(values))
             prim.store(prim.address(prefix, row), own)
         if cutlass.const_expr(site.write):
             at = (token * site.blocks + site.sources) * site.hidden + column
@@ -191,6 +204,11 @@ class AttnRes:
         out = [value * scale * by for value, by in zip(mixed, gains, strict=True)]
         prim.store(prim.address(y, row), prim.packed(out))
 
+    def _delta(self, source: Any, token: Int32, column: Int32) -> list[Float32]:
+        """This thread's part of what the prefix takes: here, of a tensor in memory."""
+        at = token * self.site.hidden + column
+        return prim.unpacked(prim.load(prim.address(source, at)))
+
     def _publish(self, place: Any, value: Float32, barrier: Any) -> None:
         """Put `value` at the same place of every block of the cluster."""
         for peer in range(self.cluster):
@@ -199,7 +217,7 @@ class AttnRes:
     def _mix(self, held: list[Any], total: Float32) -> list[Float32]:
         """The sources weighted by the softmax of their scores; lane i holds square sum i, and lane
         i + width / 2 ... dot product i, as `parts` lists them."""
-        site = self.form
+        site = self.site
         count = len(held)
         scores = []
         for source in range(count):

@@ -111,14 +111,15 @@ fits beside the projection's."""
 MAX_BATCH = 64
 
 
-def cut(outputs: int, inputs: int, batch: int, device: Device) -> Map:
-    """One block per multiprocessor, every block equally many rows, as many stages as fit.
+def cut(outputs: int, inputs: int, batch: int, device: Device, multiple: int = 1) -> Map:
+    """One block per multiprocessor, every block equally many rows, as many stages as fit. Rows of
+    a block come in multiples of `multiple`, at the price of some multiprocessors.
 
     Raises ValueError beyond `MAX_BATCH`, and where not two stages fit.
     """
     if not 1 <= batch <= MAX_BATCH:
         raise ValueError(f"batch {batch} is not within 1 to {MAX_BATCH}")
-    rows = -(-outputs // device.multiprocessors)
+    rows = -(-outputs // (device.multiprocessors * multiple)) * multiple
     form = Map(outputs, inputs, batch, rows, BOXES, stages=inputs // (BOXES * BOX))
     while form.shared_bytes > device.shared_bytes - NEIGHBOUR and form.stages > 2:
         form = form._replace(stages=form.stages - 1)

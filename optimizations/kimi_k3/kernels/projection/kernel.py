@@ -29,14 +29,17 @@ class Projection:
     rounding at the store.
     """
 
+    form: tuple[Any, ...]
+
     def __init__(self, form: Map) -> None:
         if form.inputs % (form.boxes * BOX):
             raise ValueError(f"{form.inputs} inputs are not whole stages of {form.boxes * BOX}")
         self.form = form
+        self.map = form
 
     def arguments(self) -> dict[str, Argument]:
         """By name, in order."""
-        form = self.form
+        form = self.map
         return {
             "x": Argument("bfloat16", (form.batch, form.inputs)),
             "w": Argument("bfloat16", (form.outputs, form.inputs), "static"),
@@ -46,22 +49,10 @@ class Projection:
     @cute.jit
     def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream: Any) -> None:
         """Launch as a dependent of the kernel ahead."""
-        form = self.form
-        # An extent known to be 1 would lose its place among the coordinates of the descriptor.
-        rows_ = cute.make_layout((Int32(form.batch), form.inputs), stride=(form.inputs, 1))
-        x = cute.make_tensor(x.iterator, rows_)
-        swizzle = cute.make_swizzle(3, 4, 3)
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        boxes = []
-        for tensor, rows in ((w, form.rows), (x, form.held_batch)):
-            layout = cute.make_composed_layout(
-                swizzle, 0, cute.make_layout((rows, BOX), stride=(BOX, 1))
-            )
-            boxes.append(cpasync.make_tiled_tma_atom(load, tensor, layout, (rows, BOX)))
-        (w_atom, w_tiles), (x_atom, x_tiles) = boxes
+        (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
         self.kernel(w_atom, w_tiles, x_atom, x_tiles, y).launch(
-            grid=(form.blocks, 1, 1),
-            block=((form.warps + 1) * prim.WARP, 1, 1),
+            grid=(self.map.blocks, 1, 1),
+            block=((self.map.warps + 1) * prim.WARP, 1, 1),
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
@@ -76,7 +67,35 @@ class Projection:
         x: cute.Tensor,
         y: cute.Tensor,
     ) -> None:
-        form = cutlass.const_expr(self.form)
+        self._run(w_atom, w, x_atom, x, y)
+
+    def _boxes(self, w: cute.Tensor, x: cute.Tensor) -> list[tuple[cute.CopyAtom, cute.Tensor]]:
+        """What TMA takes weights and activations with, box by box."""
+        form = self.map
+        # An extent known to be 1 would lose its place among the coordinates of the descriptor.
+        rows_ = cute.make_layout((Int32(form.batch), form.inputs), stride=(form.inputs, 1))
+        x = cute.make_tensor(x.iterator, rows_)
+        swizzle = cute.make_swizzle(3, 4, 3)
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        boxes = []
+        for tensor, rows in ((w, form.rows), (x, form.held_batch)):
+            layout = cute.make_composed_layout(
+                swizzle, 0, cute.make_layout((rows, BOX), stride=(BOX, 1))
+            )
+            boxes.append(cpasync.make_tiled_tma_atom(load, tensor, layout, (rows, BOX)))
+        return boxes
+
+    @cute.jit
+    def _run(
+        self,
+        w_atom: cute.CopyAtom,
+        w: cute.Tensor,
+        x_atom: cute.CopyAtom,
+        x: cute.Tensor,
+        out: Any,
+    ) -> None:
+        """The whole kernel; sums go where `_store` puts them."""
+        form = cutlass.const_expr(self.map)
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(thread // prim.WARP)
@@ -102,6 +121,7 @@ class Projection:
             self._feed(w_atom, w, w_ring, x_atom, x, x_ring, full, empty, block)
         else:
             cute.arch.griddepcontrol_wait()
+            place = self._place(out)
             acc.fill(0.0)
             for chunk in cutlass.range(form.chunks, unroll=1):
                 slot = chunk % form.ring
@@ -113,7 +133,9 @@ class Projection:
                     cute.arch.mbarrier_arrive(empty + slot)
             cute.arch.barrier(barrier_id=1, number_of_threads=form.warps * prim.WARP)
             partial = cute.recast_ptr(w_ring.iterator, dtype=Float32)
-            self._reduce(acc, partial, y, block, warp, thread)
+            self._spread(acc, partial, warp, thread % prim.WARP)
+            cute.arch.barrier(barrier_id=1, number_of_threads=form.warps * prim.WARP)
+            self._store(partial, out, place, block, thread)
 
     def _ring(self, memory: Any, rows: int, held: int, slots: int) -> cute.Tensor:
         """Boxes [rows, BOX] in shared memory, all stages' together, swizzled as TMA does it."""
@@ -136,7 +158,7 @@ class Projection:
         block: Int32,
     ) -> None:
         """The producing warp: one thread fills stage after stage."""
-        form = cutlass.const_expr(self.form)
+        form = cutlass.const_expr(self.map)
         bytes_ = cutlass.const_expr((form.rows + form.held_batch) * form.boxes * BOX * 2)
         w_shared, w_global = self._parts(w_atom, w, w_ring, form.rows, block)
         x_shared, x_global = self._parts(x_atom, x, x_ring, form.held_batch, 0)
@@ -168,11 +190,11 @@ class Projection:
     def _fetch(self, atom: Any, whole: Any, ring: Any, full: Any, slot: Any, chunk: Any) -> None:
         """Start the copies of one stage. Both operands are read once or fit L2 whatever its policy;
         evict-first keeps what others will read."""
-        for box in range(self.form.boxes):
+        for box in range(self.map.boxes):
             cute.copy(
                 atom,
-                whole[None, chunk * self.form.boxes + box],
-                ring[None, slot * self.form.boxes + box],
+                whole[None, chunk * self.map.boxes + box],
+                ring[None, slot * self.map.boxes + box],
                 tma_bar_ptr=full + slot,
                 cache_policy=Int64(prim.EVICT_FIRST),
             )
@@ -181,7 +203,7 @@ class Projection:
         self, acc: Any, w_ring: Any, x_ring: Any, box: Int32, side: Int32, lane: Int32
     ) -> None:
         """Add one warp's share of the product of a box of weights and one of activations."""
-        form = self.form
+        form = self.map
         w_base = prim.shared_address(w_ring.iterator) + box * (form.held_rows * BOX * 2)
         x_base = prim.shared_address(x_ring.iterator) + box * (form.held_batch * BOX * 2)
         # Lane l names one row of matrix l // 8: rows 0-7 and 8-15 of the left halves, then of the
@@ -216,13 +238,9 @@ class Projection:
         return row * (BOX * 2) + (place ^ (row % 8)) * 16
 
     @cute.jit
-    def _reduce(
-        self, acc: cute.Tensor, partial: cute.Pointer, y: cute.Tensor,
-        block: Int32, warp: Int32, thread: Int32,
-    ) -> None:  # fmt: skip
-        """Add the warps' sums up and store them."""
-        form = cutlass.const_expr(self.form)
-        lane = thread % prim.WARP
+    def _spread(self, acc: cute.Tensor, partial: cute.Pointer, warp: Int32, lane: Int32) -> None:
+        """Put the warps' sums side by side in shared memory."""
+        form = cutlass.const_expr(self.map)
         each = cutlass.const_expr(form.pitch * form.held_batch)
         mine, first = warp, Int32(0)
         if cutlass.const_expr(form.split_batch):
@@ -233,8 +251,19 @@ class Projection:
                     row = m * 16 + lane // 4 + 8 * (i // 2)
                     column = first + n * 8 + 2 * (lane % 4) + i % 2
                     partial[mine * each + column * form.pitch + row] = acc[i, n, m]
+
+    def _place(self, out: cute.Tensor) -> Any:
+        """What `_store` has to read first, so that it is on its way during the products."""
+        return None
+
+    @cute.jit
+    def _store(
+        self, partial: cute.Pointer, out: cute.Tensor, place: Any, block: Int32, thread: Int32
+    ) -> None:
+        """Add the warps' sums up and store them."""
+        form = cutlass.const_expr(self.map)
+        each = cutlass.const_expr(form.pitch * form.held_batch)
         threads = cutlass.const_expr(form.warps * prim.WARP)
-        cute.arch.barrier(barrier_id=1, number_of_threads=threads)
         for turn in cutlass.range(-(-(form.rows * form.batch) // threads), unroll=1):
             index = turn * threads + thread
             column, row = index // form.rows, index % form.rows
@@ -242,4 +271,4 @@ class Projection:
                 total = Float32(0.0)
                 for part in cutlass.range_constexpr(form.partials):
                     total += partial[part * each + column * form.pitch + row]
-                y[column, block * form.rows + row] = total.to(BFloat16)
+                out[column, block * form.rows + row] = total.to(BFloat16)
