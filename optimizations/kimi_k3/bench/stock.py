@@ -5,8 +5,9 @@ this device, chosen by its own tables: skinny GEMMs or cuBLAS, the split input p
 side stream, the fused KDA kernel, AttnRes. One rank of eight, so both sides leave the sum over
 ranks out; `half+exchange` is ours with it, in loop-back, against stock without.
 
-Graphs take turns in one run, weights and states cold. The outputs of both are compared first, so
-that the same work is timed.
+Where stock has two ways, the split input projection and the packed one, both are timed and the
+faster is what ours is held against. Graphs take turns in one run, weights and states cold. Outputs
+of both are compared first, so that the same work is timed.
 """
 
 from __future__ import annotations
@@ -42,9 +43,16 @@ class Pair(NamedTuple):
     bytes_moved: float
     count: int
     ours: list[Call]
-    stock: list[Call]
+    stock: dict[str, list[Call]]
+    """By way."""
     same: Callable[[], float]
     """Distance of the two outputs over their size, after one call of each."""
+
+
+def _sides(batch: int) -> dict[str, Side | None]:
+    """Stock's ways into KDA."""
+    split = batch <= gemm.KDA_PROJECTION_OVERLAP_MAX_TOKENS
+    return {"split": Side(), "packed": None} if split else {"packed": None}
 
 
 def _distance(ours: Tensor, stock: Tensor) -> float:
@@ -66,9 +74,10 @@ class Side:
         self.events = torch.cuda.Event(), torch.cuda.Event()
 
 
-def project(x: Tensor, w: Tensor, up: Tensor, side: Side) -> tuple[Tensor, Tensor, Tensor]:
-    """Into KDA: q, k, v and gate [B, 4 * 1536], raw decay [B, 1536], beta [B, 12]."""
-    if len(x) <= gemm.KDA_PROJECTION_OVERLAP_MAX_TOKENS:
+def project(x: Tensor, w: Tensor, up: Tensor, side: Side | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Into KDA: q, k, v and gate [B, 4 * 1536], raw decay [B, 1536], beta [B, 12]; split where
+    there is a side stream."""
+    if side is not None:
         made = gemm.run_kda_projection_overlap(x, w, up, side.stream, side.events)
         return tuple(made)  # type: ignore[return-value]
     packed = product(x, w)
@@ -122,73 +131,77 @@ class StockResidual:
 # ---- ops -----------------------------------------------------------------------------------------
 
 
+def _output(call: Call) -> Tensor:
+    """What one call makes: of ours, its y; of stock's, what it returns."""
+    made: Any = call()
+    return made if made is not None else call.tensors["y"]  # type: ignore[attr-defined]
+
+
+def _pair(bytes_moved: float, ours: list[Call], stock: dict[str, list[Call]]) -> Pair:
+    """Ops of one launch of ours each."""
+
+    def same() -> float:
+        mine = _output(ours[0])
+        others = [_output(calls[0]) for calls in stock.values()]
+        return max(_distance(mine[:, : other.shape[1]], other) for other in others)
+
+    return Pair(bytes_moved, len(ours), ours, stock, same)
+
+
 def linear(name: str, batch: int) -> Pair:
-    """A packed map without a side stream of stock's."""
+    """A packed map."""
     outputs, inputs = ops.MAPS[name]
-    size = 2.0 * outputs * inputs
-    kernel = projection(outputs, inputs, batch)
+    kernel, side = projection(outputs, inputs, batch), Side()
     ours: list[Call] = []
     stock: list[Call] = []
-    for _ in range(ops._sets(size)):
+    for _ in range(ops._sets(2.0 * outputs * inputs)):
         x = ops._random(batch, inputs)
         w = ops._random(outputs, inputs, scale=inputs**-0.5)
-        y = x.new_empty(batch, outputs)
-        ours.append(Bound(kernel, x=x, w=w, y=y))
-        stock.append(_gated(x, w) if name == "mla_in" else partial(product, x, w))
-    if name == "mla_in":
-        made = stock[0]
-        return Pair(
-            size, len(ours), ours, stock, lambda: _distance(y0(ours[0]), torch.cat(made(), dim=-1))
-        )  # type: ignore
-    return Pair(size, len(ours), ours, stock,
-                lambda: _distance(y0(ours[0]), stock[0]()))  # type: ignore  # fmt: skip
+        ours.append(Bound(kernel, x=x, w=w, y=x.new_empty(batch, outputs)))
+        stock.append(partial(_gated, x, w, side) if name == "mla_in" else partial(product, x, w))
+    return _pair(2.0 * outputs * inputs, ours, {"stock": stock})
 
 
-def y0(call: Call) -> Tensor:
-    """Output of one of our launches."""
-    call()
-    return call.tensors["y"]  # type: ignore[attr-defined]
-
-
-def _gated(x: Tensor, w: Tensor) -> Call:
-    """Stock's two products of an MLA layer, one on the side stream."""
-    side = Side()
-    return lambda: maybe_execute_in_parallel(
+def _gated(x: Tensor, w: Tensor, side: Side) -> Tensor:
+    """Stock's two products of an MLA layer, one on the side stream; returns the first."""
+    made: tuple[Tensor, Tensor] = maybe_execute_in_parallel(
         lambda: product(x, w[:LATENT]), lambda: product(x, w[LATENT:]), *side.events, side.stream
     )
+    return made[0]
 
 
 def kda_in(batch: int) -> Pair:
     """Into KDA. Stock's has the decay gate's second product, which ours makes inside KDA."""
+    kernel, ways = projection(*ops.MAPS["kda_in"], batch), _sides(batch)
     size = 2.0 * HIDDEN * ops.MAPS["kda_in"][0] + 2.0 * WIDE * WIDTH
-    kernel = projection(*ops.MAPS["kda_in"], batch)
     ours: list[Call] = []
-    stock: list[Call] = []
+    stock: dict[str, list[Call]] = {name: [] for name in ways}
     for _ in range(ops._sets(size)):
         x, y = ops._random(batch, HIDDEN), ops._random(batch, ops.MAPS["kda_in"][0])
         w = ops._random(*ops.MAPS["kda_in"], scale=HIDDEN**-0.5)
         up = ops._random(WIDE, WIDTH, scale=WIDTH**-0.5)
         ours.append(Bound(kernel, x=x, w=w, y=y))
-        stock.append(partial(project, x, w, up, Side()))
-    return Pair(
-        size, len(ours), ours, stock,
-        lambda: _distance(y0(ours[0])[:, : 4 * WIDE], stock[0]()[0]),  # type: ignore
-    )  # fmt: skip
+        for name, side in ways.items():
+            stock[name].append(partial(_first_of_project, x, w, up, side))
+    return _pair(size, ours, stock)
+
+
+def _first_of_project(x: Tensor, w: Tensor, up: Tensor, side: Side | None) -> Tensor:
+    return project(x, w, up, side)[0]
 
 
 def heads(batch: int) -> Pair:
-    """KDA's core. Stock gets the decay gate's second product made."""
+    """KDA's core. Stock is given the decay gate's second product."""
     ours: list[Call] = []
     stock: list[Call] = []
     for _ in range(min(ops.MOST_SETS, ops._sets(ops._state_bytes(batch)))):
         layer = ops.Heads(batch)
-        ours.append(layer.ours())
         packed = layer.fixed["projected"]
         raw = packed[:, 4 * WIDE : 4 * WIDE + WIDTH] @ layer.fixed["decay_up"].t()
         beta = packed[:, 4 * WIDE + WIDTH : 4 * WIDE + WIDTH + HEADS]
         stock.append(partial(StockHeads(layer), packed[:, : 4 * WIDE], raw, beta))
-    return Pair(ops._state_bytes(batch), len(ours), ours, stock,
-                lambda: _distance(y0(ours[0]), stock[0]()))  # type: ignore  # fmt: skip
+        ours.append(layer.ours())
+    return _pair(ops._state_bytes(batch), ours, {"stock": stock})
 
 
 def attn_res(batch: int) -> Pair:
@@ -197,57 +210,54 @@ def attn_res(batch: int) -> Pair:
     stock: list[Call] = []
     for _ in range(ops.MOST_SETS):
         site = ops.Residual(batch)
-        other = StockResidual(site)
+        stock.append(partial(StockResidual(site), site.delta))
         ours.append(site.ours(SOURCES, "add"))
-        stock.append(partial(other, site.delta))
-    return Pair(2.0 * batch * HIDDEN * (SOURCES + 4), len(ours), ours, stock,
-                lambda: _distance(y0(ours[0]), stock[0]()))  # type: ignore  # fmt: skip
+    return _pair(2.0 * batch * HIDDEN * (SOURCES + 4), ours, {"stock": stock})
 
 
 def half(batch: int, exchange: bool) -> Pair:
     """Attention half of a KDA layer, layer behind layer."""
-    work_bytes = 2.0 * HIDDEN * (ops.pitch(HEADS) + WIDE) + ops._state_bytes(batch)
-    site, side = ops.Residual(batch), Side()
-    other = StockResidual(site)
+    weights = 2.0 * HIDDEN * (ops.MAPS["kda_in"][0] + WIDE)
+    site, ways = ops.Residual(batch), _sides(batch)
+    others = {name: StockResidual(site) for name in ways}
     kernels = projection(*ops.MAPS["kda_in"], batch), projection(HIDDEN, WIDE, batch)
     delta = site.delta.clone()
     ours: list[Call] = []
-    stock: list[Call] = []
-    count = ops._sets(2.0 * HIDDEN * (ops.pitch(HEADS) + WIDE))
-    for _ in range(count):
+    stock: dict[str, list[Call]] = {name: [] for name in ways}
+    for _ in range(ops._sets(weights)):
         layer = ops.Heads(batch)
         w_in = ops._random(*ops.MAPS["kda_in"], scale=HIDDEN**-0.5)
         w_out = ops._random(HIDDEN, WIDE, scale=WIDE**-0.5)
+        up = layer.fixed["decay_up"]
+        for name, side in ways.items():
+            core = StockHeads(layer)
+            stock[name].append(
+                partial(_stock_half, others[name], delta, w_in, up, side, core, w_out)
+            )
         mix = site.ours(SOURCES, "add")
         ours += [mix, Bound(kernels[0], x=site.y, w=w_in, y=layer.fixed["projected"]), layer.ours()]
         if exchange:
             ours += site.exchanged(SOURCES, w_out, layer.fixed["y"])
         else:
             ours += [Bound(kernels[1], x=layer.fixed["y"], w=w_out, y=site.delta), mix]
-        core = StockHeads(layer)
-        up = layer.fixed["decay_up"]
-        stock.append(partial(_stock_half, other, delta, w_in, up, side, core, w_out))
-    return Pair(work_bytes, count, ours, stock, partial(_half_distance, ours, stock, site, delta,
-                                                        exchange))  # fmt: skip
+
+    def same() -> float:
+        if exchange:  # the sum of eight times one share is another number than one share
+            return float("nan")
+        for call in ours[:5]:
+            call()
+        return max(_distance(site.y, _output(calls[0])) for calls in stock.values())
+
+    moved = weights + ops._state_bytes(batch) + 4.0 * batch * HIDDEN * (SOURCES + 4)
+    return Pair(moved, len(ours) // 5, ours, stock, same)
 
 
 def _stock_half(
-    site: StockResidual, delta: Tensor, w_in: Tensor, up: Tensor, side: Side, core: StockHeads,
-    w_out: Tensor,
+    site: StockResidual, delta: Tensor, w_in: Tensor, up: Tensor, side: Side | None,
+    core: StockHeads, w_out: Tensor,
 ) -> Tensor:  # fmt: skip
     mixed, raw, beta = project(site(delta), w_in, up, side)
     return site(product(core(mixed, raw, beta), w_out))
-
-
-def _half_distance(
-    ours: list[Call], stock: list[Call], site: ops.Residual, delta: Tensor, exchange: bool
-) -> float:
-    if exchange:  # eight ranks' sum of one share: another number than one rank's
-        return float("nan")
-    site.delta.copy_(delta)
-    for call in ours[:5]:
-        call()
-    return _distance(site.y, stock[0]())  # type: ignore[arg-type]
 
 
 WORKS: dict[str, Callable[[int], Pair]] = {
@@ -262,6 +272,23 @@ WORKS: dict[str, Callable[[int], Pair]] = {
 }
 
 
+def row(op: str, batch: int, ceiling: float) -> dict[str, Any]:
+    """Measure one op."""
+    pair = WORKS[op](batch)
+    distance = pair.same()
+    graphs = {"ours": captured(pair.ours)}
+    graphs |= {name: captured(calls) for name, calls in pair.stock.items()}
+    medians = {
+        name: statistics.median(spans) / pair.count for name, spans in interleaved(graphs).items()
+    }
+    best = min(pair.stock, key=lambda name: medians[name])
+    return {
+        "op": op, "batch": batch, "us": medians["ours"], "stock_us": medians[best], "way": best,
+        "times": medians[best] / medians["ours"], "floor_us": pair.bytes_moved / ceiling / 1e6,
+        "distance": distance, "all_us": medians,
+    }  # fmt: skip
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
@@ -272,19 +299,16 @@ def main() -> None:
     ceiling, name = read_bandwidth(), torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}; reads {ceiling:.2f} TB/s")
     print("op             B  ours us stock us  times floor us distance", flush=True)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for op in chosen.only.split(","):
         for batch in map(int, chosen.batch.split(",")):
-            pair = WORKS[op](batch)
-            distance = pair.same()
-            found = interleaved({"ours": captured(pair.ours), "stock": captured(pair.stock)})
-            mine, theirs = (statistics.median(found[n]) / pair.count for n in ("ours", "stock"))
-            floor = pair.bytes_moved / ceiling / 1e6
-            rows.append({"op": op, "batch": batch, "us": mine, "stock_us": theirs,
-                         "floor_us": floor, "distance": distance})  # fmt: skip
+            made = row(op, batch, ceiling)
+            rows.append(made)
             torch.cuda.empty_cache()
-            print(f"{op:<14} {batch:>2} {mine:>8.2f} {theirs:>8.2f} {theirs / mine:>6.2f} "
-                  f"{floor:>8.2f} {distance:>8.1e}", flush=True)  # fmt: skip
+            print(
+                "{op:<14} {batch:>2} {us:>8.2f} {stock_us:>8.2f} {times:>6.2f} {floor_us:>8.2f} "
+                "{distance:>8.1e} {way}".format(**made), flush=True,
+            )  # fmt: skip
     if chosen.json:
         with open(chosen.json, "w") as file:
             json.dump({"device": name, "read_tb_s": ceiling, "torch": torch.__version__,

@@ -1,6 +1,6 @@
 """The exchange between ranks on one GPU: payloads, numbers of ranks, late ranks, lost ranks.
 
-Protects: every BF16 number survives a mailbox, NaN, infinities and both zeros included; what is sent
+Protects: every BF16 number survives a mailbox, NaN, infinities and zeros included; what is sent
 is summed in rank order; nothing of an earlier exchange, of another batch for one, is taken for
 this one's; a lost rank ends in NaN and an error, not in a hang. Needs a GPU and CuTe DSL.
 """

@@ -26,6 +26,8 @@ from kimi_k3.kernels.projection.form import Map
 from kimi_k3.kernels.projection.kernel import Projection
 
 _SENT, _NEXT, _FAILED = range(TURN)
+EAGER = 4
+"""Largest batch that looks at both halves of a mailbox at once."""
 
 
 class Publish(Projection):
@@ -128,6 +130,8 @@ class Collect(AttnRes):
     def __init__(self, site: Site, exchange: Exchange) -> None:
         if site.delta == "none" or site.batch > exchange.capacity:
             raise ValueError(f"{site} takes nothing out of {exchange}")
+        if exchange.generations != 2:
+            raise ValueError(f"mailboxes of {exchange.generations} parts, not two halves")
         super().__init__(site)
         self.form = (*site, *exchange)
         self.exchange = exchange
@@ -185,21 +189,32 @@ class Collect(AttnRes):
         half = prim.load_word(prim.address(turn, _SENT)).bitcast(Int32)
         failed = prim.load_word(prim.address(turn, _FAILED))
         limit = cutlass.select_(failed != 0, Uint32(0), Uint32(exchange.looks))
-        at = half * exchange.ranks * exchange.capacity + token
-        places = [
-            prim.address(mailbox, Int64(at + rank * exchange.capacity) * exchange.hidden + column)
-            for rank in range(exchange.ranks)
+        halves = [
+            [
+                prim.address(mailbox, (Int64(line) * exchange.capacity + token) * exchange.hidden)
+                + column * 2
+                for line in range(each * exchange.ranks, (each + 1) * exchange.ranks)
+            ]
+            for each in range(exchange.generations)
         ]
-        seen = [prim.look(place) for place in places]
+        places = self._chosen(half, halves)
+        if cutlass.const_expr(self.site.batch <= EAGER):
+            # Before it is known which half it is: one memory latency less, for twice the reads.
+            looks = [[prim.look(place) for place in each] for each in halves]
+            seen = [self._chosen(half, pair) for pair in zip(*looks, strict=True)]
+        else:
+            seen = [prim.look(place) for place in places]
         total, late = self._sum(places, seen, limit)
         if late != 0:
             prim.store_word(prim.address(turn, _FAILED), Uint32(1))
         if token == 0 and column == 0:
-            following = half + 1
-            if following == exchange.generations:
-                following = Int32(0)
-            prim.store_word(prim.address(turn, _NEXT), following.bitcast(Uint32))
+            prim.store_word(prim.address(turn, _NEXT), (1 - half).bitcast(Uint32))
         return total
+
+    def _chosen(self, half: Int32, halves: Any) -> list[Any]:
+        """What belongs to the half in turn."""
+        first, second = halves
+        return [cutlass.select_(half == 0, a, b) for a, b in zip(first, second, strict=True)]
 
     def _sum(self, places: Any, seen: Any, limit: Uint32) -> tuple[list[Float32], Uint32]:
         """Wait for every rank's share, empty its place; the sum, and whether one did not come."""
