@@ -27,4 +27,5 @@ def test_every_kernel_compiles_and_waits(arch: str, cute: Path, repo: Path) -> N
     found = {record.cell: finding_among(record, records)[1] for record in own}
     assert set(found.values()) == {"OK"}, found
     ops = {cell.split("/")[1].partition(".")[0] for cell in found}
-    assert ops == {"attn_res", "projection", "kda", "oproj"}
+    attention = {"mla_query", "mla_core", "mla_value"}
+    assert ops == {"attn_res", "projection", "kda", "oproj", "prefetch", *attention}

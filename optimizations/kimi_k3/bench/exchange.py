@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import _symmetric_memory as symmetric_memory
+from torch.multiprocessing.spawn import spawn
 
 from kimi_k3.bench import ops
 from kimi_k3.bench.timing import Call, captured, interleaved
@@ -181,7 +182,7 @@ def main() -> None:
     ranks = torch.cuda.device_count()
     with tempfile.TemporaryDirectory() as folder:
         arguments = ranks, os.path.join(folder, "store"), parser.parse_args()
-        torch.multiprocessing.spawn(work, arguments, nprocs=ranks)
+        spawn(work, arguments, nprocs=ranks)
 
 
 if __name__ == "__main__":

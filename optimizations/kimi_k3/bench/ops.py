@@ -185,15 +185,15 @@ def _heads(
     y.copy_((o * torch.sigmoid(gate.float().view_as(o))).flatten(1))
 
 
-def _state_bytes(batch: int) -> float:
+def state_bytes(batch: int) -> float:
     return batch * (2.0 * 4 * WIDE * WIDTH + 2.0 * 2 * 3 * 3 * WIDE) + 2.0 * WIDE * WIDTH
 
 
 def heads(batch: int) -> Work:
     """A KDA core; torch's is torch.compile's, with cuBLAS for the decay gate."""
-    layers = [Heads(batch) for _ in range(min(MOST_SETS, sets(_state_bytes(batch))))]
+    layers = [Heads(batch) for _ in range(min(MOST_SETS, sets(state_bytes(batch))))]
     return Work(
-        "kda", batch, _state_bytes(batch), 1,
+        "kda", batch, state_bytes(batch), 1,
         [one.ours() for one in layers], [one.torch() for one in layers],
     )  # fmt: skip
 
@@ -208,8 +208,8 @@ def oproj(batch: int, sources: int) -> Work:
     site = Residual(batch)
     ours: list[Call] = []
     theirs: list[Call] = []
-    for _ in range(_sets(size)):
-        x, w = _random(batch, WIDE), _random(HIDDEN, WIDE, scale=WIDE**-0.5)
+    for _ in range(sets(size)):
+        x, w = random(batch, WIDE), random(HIDDEN, WIDE, scale=WIDE**-0.5)
         ours += site.exchanged(sources, w, x)
         theirs += [
             lambda x=x, w=w: torch.mm(x, w.t(), out=site.delta),  # type: ignore[misc]
@@ -247,5 +247,5 @@ def half(batch: int, sources: int, exchange: bool = True) -> Work:
         ]
         mixed = site.torch(sources)
         theirs += [mixed, products[0], layer.torch(), products[1], mixed]
-    moved = size + _state_bytes(batch) + 2 * 2.0 * batch * HIDDEN * (sources + 4)
+    moved = size + state_bytes(batch) + 2 * 2.0 * batch * HIDDEN * (sources + 4)
     return Work("half" if exchange else "half.alone", batch, moved, 5, ours, theirs)

@@ -41,7 +41,7 @@ class Pair(NamedTuple):
     """One op both ways, as often as there are sets of buffers, and what they make of the first."""
 
     bytes_moved: float
-    count: int
+    layers: int
     ours: list[Call]
     stock: dict[str, list[Call]]
     """By way."""
@@ -79,7 +79,7 @@ def project(x: Tensor, w: Tensor, up: Tensor, side: Side | None) -> tuple[Tensor
     there is a side stream."""
     if side is not None:
         made = gemm.run_kda_projection_overlap(x, w, up, side.stream, side.events)
-        return tuple(made)  # type: ignore[return-value]
+        return tuple(made)
     packed = product(x, w)
     low = packed[:, 4 * WIDE : 4 * WIDE + WIDTH]
     beta = packed[:, 4 * WIDE + WIDTH : 4 * WIDE + WIDTH + HEADS]
@@ -154,9 +154,9 @@ def linear(name: str, batch: int) -> Pair:
     kernel, side = projection(outputs, inputs, batch), Side()
     ours: list[Call] = []
     stock: list[Call] = []
-    for _ in range(ops._sets(2.0 * outputs * inputs)):
-        x = ops._random(batch, inputs)
-        w = ops._random(outputs, inputs, scale=inputs**-0.5)
+    for _ in range(ops.sets(2.0 * outputs * inputs)):
+        x = ops.random(batch, inputs)
+        w = ops.random(outputs, inputs, scale=inputs**-0.5)
         ours.append(Bound(kernel, x=x, w=w, y=x.new_empty(batch, outputs)))
         stock.append(partial(_gated, x, w, side) if name == "mla_in" else partial(product, x, w))
     return _pair(2.0 * outputs * inputs, ours, {"stock": stock})
@@ -176,10 +176,10 @@ def kda_in(batch: int) -> Pair:
     size = 2.0 * HIDDEN * ops.MAPS["kda_in"][0] + 2.0 * WIDE * WIDTH
     ours: list[Call] = []
     stock: dict[str, list[Call]] = {name: [] for name in ways}
-    for _ in range(ops._sets(size)):
-        x, y = ops._random(batch, HIDDEN), ops._random(batch, ops.MAPS["kda_in"][0])
-        w = ops._random(*ops.MAPS["kda_in"], scale=HIDDEN**-0.5)
-        up = ops._random(WIDE, WIDTH, scale=WIDTH**-0.5)
+    for _ in range(ops.sets(size)):
+        x, y = ops.random(batch, HIDDEN), ops.random(batch, ops.MAPS["kda_in"][0])
+        w = ops.random(*ops.MAPS["kda_in"], scale=HIDDEN**-0.5)
+        up = ops.random(WIDE, WIDTH, scale=WIDTH**-0.5)
         ours.append(Bound(kernel, x=x, w=w, y=y))
         for name, side in ways.items():
             stock[name].append(partial(_first_of_project, x, w, up, side))
@@ -194,14 +194,14 @@ def heads(batch: int) -> Pair:
     """KDA's core. Stock is given the decay gate's second product."""
     ours: list[Call] = []
     stock: list[Call] = []
-    for _ in range(min(ops.MOST_SETS, ops._sets(ops._state_bytes(batch)))):
+    for _ in range(min(ops.MOST_SETS, ops.sets(ops.state_bytes(batch)))):
         layer = ops.Heads(batch)
         packed = layer.fixed["projected"]
         raw = packed[:, 4 * WIDE : 4 * WIDE + WIDTH] @ layer.fixed["decay_up"].t()
         beta = packed[:, 4 * WIDE + WIDTH : 4 * WIDE + WIDTH + HEADS]
         stock.append(partial(StockHeads(layer), packed[:, : 4 * WIDE], raw, beta))
         ours.append(layer.ours())
-    return _pair(ops._state_bytes(batch), ours, {"stock": stock})
+    return _pair(ops.state_bytes(batch), ours, {"stock": stock})
 
 
 def attn_res(batch: int) -> Pair:
@@ -224,10 +224,10 @@ def half(batch: int, exchange: bool) -> Pair:
     delta = site.delta.clone()
     ours: list[Call] = []
     stock: dict[str, list[Call]] = {name: [] for name in ways}
-    for _ in range(ops._sets(weights)):
+    for _ in range(ops.sets(weights)):
         layer = ops.Heads(batch)
-        w_in = ops._random(*ops.MAPS["kda_in"], scale=HIDDEN**-0.5)
-        w_out = ops._random(HIDDEN, WIDE, scale=WIDE**-0.5)
+        w_in = ops.random(*ops.MAPS["kda_in"], scale=HIDDEN**-0.5)
+        w_out = ops.random(HIDDEN, WIDE, scale=WIDE**-0.5)
         up = layer.fixed["decay_up"]
         for name, side in ways.items():
             core = StockHeads(layer)
@@ -248,7 +248,7 @@ def half(batch: int, exchange: bool) -> Pair:
             call()
         return max(_distance(site.y, _output(calls[0])) for calls in stock.values())
 
-    moved = weights + ops._state_bytes(batch) + 4.0 * batch * HIDDEN * (SOURCES + 4)
+    moved = weights + ops.state_bytes(batch) + 4.0 * batch * HIDDEN * (SOURCES + 4)
     return Pair(moved, len(ours) // 5, ours, stock, same)
 
 
@@ -279,7 +279,7 @@ def row(op: str, batch: int, ceiling: float) -> dict[str, Any]:
     graphs = {"ours": captured(pair.ours)}
     graphs |= {name: captured(calls) for name, calls in pair.stock.items()}
     medians = {
-        name: statistics.median(spans) / pair.count for name, spans in interleaved(graphs).items()
+        name: statistics.median(spans) / pair.layers for name, spans in interleaved(graphs).items()
     }
     best = min(pair.stock, key=lambda name: medians[name])
     return {

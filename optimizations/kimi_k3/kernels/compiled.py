@@ -15,9 +15,9 @@ from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.kda.form import pitch
 from kimi_k3.kernels.kda.launch import kda
 from kimi_k3.kernels.mla import launch as mla
-from kimi_k3.kernels.prefetch.kernel import Prefetch, Range
 from kimi_k3.kernels.oproj.form import Exchange
 from kimi_k3.kernels.oproj.launch import collect, publish
+from kimi_k3.kernels.prefetch.kernel import Prefetch, Range
 from kimi_k3.kernels.projection.form import DEVICES, Device
 from kimi_k3.kernels.projection.launch import projection
 

@@ -116,7 +116,7 @@ class Publish(Projection):
                 for mailbox in mailboxes:
                     prim.deliver(mailbox + Int64(line) * 2, words)
         if block == 0 and thread == 0:
-            prim.store_word(prim.address(out[1], _SENT), half.bitcast(Uint32))
+            prim.store_words(prim.address(out[1], _SENT), [half.bitcast(Uint32)])
 
 
 class Collect(AttnRes):
@@ -201,14 +201,14 @@ class Collect(AttnRes):
         if cutlass.const_expr(self.site.batch <= EAGER):
             # Before it is known which half it is: one memory latency less, for twice the reads.
             looks = [[prim.look(place) for place in each] for each in halves]
-            seen = [self._chosen(half, pair) for pair in zip(*looks, strict=True)]
+            seen = [tuple(self._chosen(half, pair)) for pair in zip(*looks, strict=True)]
         else:
             seen = [prim.look(place) for place in places]
         total, late = self._sum(places, seen, limit)
         if late != 0:
-            prim.store_word(prim.address(turn, _FAILED), Uint32(1))
+            prim.store_words(prim.address(turn, _FAILED), [Uint32(1)])
         if token == 0 and column == 0:
-            prim.store_word(prim.address(turn, _NEXT), (1 - half).bitcast(Uint32))
+            prim.store_words(prim.address(turn, _NEXT), [(1 - half).bitcast(Uint32)])
         return total
 
     def _chosen(self, half: Int32, halves: Any) -> list[Any]:
