@@ -31,11 +31,11 @@ class OProjCase(GpuCase):
     op = "oproj"
     ranks = 3
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
-        "y": ("rank", "row", "column"),
-        "prefix": ("rank", "row", "column"),
+        "y": ("row", "rank", "column"),
+        "prefix": ("row", "rank", "column"),
     }
     input_rows = {"x": 1, "prefix": 0, "bank": 0, "owned": 0}  # noqa: RUF012
-    output_rows = dict.fromkeys(outputs, 1)
+    output_rows = dict.fromkeys(outputs, 0)
     planting = {  # noqa: RUF012
         "last_rank_lost": lambda i: i | {"x": _without_last(i["x"])},
         "rank_counted_twice": lambda i: i | {"x": i["x"][[0, 0, *range(2, len(i["x"]))]]},
@@ -173,9 +173,10 @@ def _late(send: list[Any], take: list[Any], delays_s: Sequence[float]) -> None:
 
 
 def _of_owned(made: Tensors, owned: Tensor) -> Tensors:
-    """0 for padding rows."""
-    live = owned[:, None] > 0
-    return {name: torch.where(live, one, 0.0).to(one.dtype) for name, one in made.items()}
+    """By row first, as outputs [R, B, D] of ranks are not; 0 for padding rows."""
+    live = owned[:, None, None] > 0
+    rows = {name: one.transpose(0, 1) for name, one in made.items()}
+    return {name: torch.where(live, one, 0.0).to(one.dtype) for name, one in rows.items()}
 
 
 def _without_last(x: Tensor) -> Tensor:
