@@ -162,6 +162,7 @@ KIMI_K3_OUTSIDE = {
     "kernels.*.launch": "",
     "kernels.compiled": "fasttrack.audit.declare",
     "kernels": "torch",
+    "bench.stock": "torch vllm",
     "bench": "torch",
     "runtime.executor": "torch",
     "runtime.packed": "torch",

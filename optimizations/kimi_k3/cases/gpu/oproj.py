@@ -176,7 +176,9 @@ def _of_owned(made: Tensors, owned: Tensor) -> Tensors:
     """By row first, as outputs [R, B, D] of ranks are not; 0 for padding rows."""
     live = owned[:, None, None] > 0
     rows = {name: one.transpose(0, 1) for name, one in made.items()}
-    return {name: torch.where(live, one, 0.0).to(one.dtype) for name, one in rows.items()}
+    return {
+        name: torch.where(live, one, 0.0).to(one.dtype).contiguous() for name, one in rows.items()
+    }
 
 
 def _without_last(x: Tensor) -> Tensor:
