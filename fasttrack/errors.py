@@ -227,6 +227,26 @@ EXPLANATIONS: dict[str, Explanation] = {
         "`make cute` sets both up where there is a Python 3.12; FASTTRACK_CUTE_PYTHON and "
         "FASTTRACK_NVDISASM name them elsewhere.",
     ),
+    "RAY-001": Explanation(
+        "No Ray cluster answers at the address of --ray, or it is of another version.",
+        "`ray status --address ADDRESS`. Every node needs the same Ray and Python as the driver.",
+    ),
+    "RAY-002": Explanation(
+        "A node of the Ray cluster was lost while it measured a block of sessions. The block was "
+        "measured again, whole, on another node of the same description; the run went on.",
+        "Nothing to do. The rules do not count a block whose sessions ran on two nodes.",
+    ),
+    "RAY-003": Explanation(
+        "No node of the Ray cluster has what the target needs, or none is like the one that "
+        "measured the blocks before.",
+        "Add such a node, then repeat the command: finished blocks are kept. A target of more GPUs "
+        "than a node has is run without --ray: see docs/scale-out.md.",
+    ),
+    "RAY-004": Explanation(
+        "A node of the Ray cluster holds other files than the driver: harness, optimization or "
+        "checkpoint. Its numbers would be those of something else.",
+        "Share the folders between the nodes, or install and copy the same files to every node.",
+    ),
     "ENG-001": Explanation(
         "The engine could not be started.",
         "Its message is quoted and its log is named; -v prints the child's traceback.",

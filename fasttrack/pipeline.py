@@ -7,6 +7,7 @@ folder; a changed source, or a finished run, begins a new one. Owns no measureme
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
 import shutil
@@ -21,6 +22,7 @@ from fasttrack.bundle import archive, provenance
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
 from fasttrack.claim import Frozen
+from fasttrack.cluster.blocks import Blocks
 from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError, Interrupted, RunError
@@ -40,7 +42,7 @@ from fasttrack.schema._json import digest
 from fasttrack.schema.record import Stage
 from fasttrack.selftest import catalogue
 from fasttrack.selftest import run as selftest
-from fasttrack.stages import RUNNERS
+from fasttrack.stages import RUNNERS, Runner
 
 DONE = ".done"
 WITHOUT_ENGINE = frozenset({"kernels"})
@@ -84,6 +86,8 @@ class Options:
     policy: Policy = field(default_factory=Policy)
     base: str | None = None
     """Reference of the protected branch that the change is compared with."""
+    ray: str | None = None
+    """Address of a Ray cluster whose nodes measure the perf stage."""
     data: Mapping[str, Path] = field(default_factory=dict)
     """Data files of external evals that lie elsewhere than the claim says, by eval."""
 
@@ -146,7 +150,7 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             ),
         )
         try:
-            _measure(run, setting, made, info.stages, watcher, options.cache)
+            _measure(run, setting, made, info.stages, watcher, options)
         except KeyboardInterrupt:
             raise Interrupted(
                 "RUN-001",
@@ -178,6 +182,8 @@ def _folder(
             "cell": options.cell,
             "base": options.base,
             "policy": options.policy.digest(),
+            # Times of this machine and of a cluster's do not belong into one run.
+            **({"cluster": True} if options.ray else {}),
             "source": folders.digest(frozen.folder.resolve()),
             "harness": provenance.harness_digest(),
             "checkpoint": weights_sha256,
@@ -260,16 +266,46 @@ def _measure(
     made: plan.Plan,
     stages: Sequence[str],
     watcher: Watcher,
-    cache: Path,
+    options: Options,
 ) -> None:
     units = [unit for unit in made.units if unit.stage in stages]
+    if options.ray:
+        _whole_blocks(run, [unit for unit in units if unit.stage == "perf"])
     waiting = [unit for unit in units if not run.has_unit(unit.stage, unit.name)]
     watcher.begin(sum(unit.cost_s for unit in waiting), len(units), len(units) - len(waiting))
+    with contextlib.ExitStack() as stack:
+        runners = dict(RUNNERS)
+        if options.ray and any(unit.stage == "perf" for unit in waiting):
+            specs = [unit.spec for unit in made.stage("perf")]
+            device = setting.engine.name != "fake"
+            blocks = Blocks(options.ray, specs, device, run.append_failure)
+            runners["perf"] = stack.enter_context(blocks)
+        _run_units(run, setting, made, waiting, runners, watcher, options.cache)
+
+
+def _whole_blocks(run: RunFolder, units: Sequence[plan.Unit]) -> None:
+    """Forget blocks that were written in part: their rest may be measured on another node."""
+    for block in {unit.spec["block"] for unit in units}:
+        members = [unit for unit in units if unit.spec["block"] == block]
+        if not all(run.has_unit(unit.stage, unit.name) for unit in members):
+            for unit in members:
+                run.drop_unit(unit.stage, unit.name)
+
+
+def _run_units(
+    run: RunFolder,
+    setting: Setting,
+    made: plan.Plan,
+    waiting: Sequence[plan.Unit],
+    runners: Mapping[Stage, Runner],
+    watcher: Watcher,
+    cache: Path,
+) -> None:
     for unit in waiting:
         watcher.unit(unit.stage, unit.name, unit.cost_s)
         start = time.monotonic()
         try:
-            records = RUNNERS[unit.stage](setting, unit.spec)
+            records = runners[unit.stage](setting, unit.spec)
         except FasttrackError as error:
             run.append_failure(
                 FailureRecord(
@@ -284,7 +320,8 @@ def _measure(
             raise
         run.write_unit(unit.stage, unit.name, records)
         took_s = time.monotonic() - start
-        if records:
+        # On a cluster, the first unit of a block takes the time of all.
+        if records and runners[unit.stage] is RUNNERS[unit.stage]:
             timings.note(cache, made.target, unit.stage, unit.stem, unit.cost_s, took_s)
         watcher.finished(unit.stage, unit.name, unit.cost_s, took_s)
 

@@ -5,8 +5,8 @@ Owns the five locks and what each holds:
 - `build.txt`  what builds source distributions and the editable installs
 - `core.txt`   `pip install fasttrack`, any platform
 - `dev.txt`    the core with the `dev` extra, any platform
-- `cpu-linux-x86_64.txt`  the core with `validate`, `cpu` and `evals`: the whole vLLM CPU engine,
-  CPython 3.11 on x86-64 Linux, one requirement a line
+- `cpu-linux-x86_64.txt`  the core with `validate`, `cpu`, `evals` and `ray`: the whole vLLM CPU
+  engine, CPython 3.11 on x86-64 Linux, one requirement a line
 - `cute-linux-x86_64.txt`  the extra `audit` by itself: kernel compiler and disassembler, CPython
   3.12 on x86-64 Linux, for an environment of their own
 
@@ -34,7 +34,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent / "pyproject.toml"
 CPU_LOCK = HERE / "cpu-linux-x86_64.txt"
-ENGINE_EXTRAS = ("validate", "cpu", "evals")
+ENGINE_EXTRAS = ("validate", "cpu", "evals", "ray")
 PYTHON = "3.11"
 PLATFORM = "x86_64-manylinux_2_35"
 CUTE_PYTHON = "3.12"

@@ -174,6 +174,15 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
     return versions, records
 
 
+def describe() -> str:
+    """This machine in one line: two of the same line may stand in for each other."""
+    found = _machine()
+    names = [str(gpu.get("name")) for gpu in found["gpus"]]
+    told = [f"{names.count(name)}x {name}" for name in dict.fromkeys(names)] or ["no GPU"]
+    memory = f"{round(found['memory_mib'] / 1024)} GiB"
+    return ", ".join([found["cpu"], f"{found['cores_allowed']} cores", memory, *told])
+
+
 def _machine() -> dict[str, Any]:
     return {
         "system": platform.system(),

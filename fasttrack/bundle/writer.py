@@ -79,6 +79,10 @@ class RunFolder:
         """Whether a unit of work is finished."""
         return (self.path / layout.unit_path(stage, unit)).is_file()
 
+    def drop_unit(self, stage: str, unit: str) -> None:
+        """Let a finished unit be measured again."""
+        (self.path / layout.unit_path(stage, unit)).unlink(missing_ok=True)
+
     def write_unit(self, stage: str, unit: str, records: Iterable[Record]) -> None:
         """Finish a unit: all its records at once, one canonical JSON line each."""
         if unit == layout.FAILURES:

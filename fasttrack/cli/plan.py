@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +21,13 @@ from fasttrack.cli.common import (
     pick_target,
     talk,
 )
-from fasttrack.schema import STAGES, Claim, Tier
+from fasttrack.engine.vllm_arguments import flags
+from fasttrack.engine.vllm_arguments import of_target as vllm_arguments
+from fasttrack.errors import UsageError
+from fasttrack.schema import ARMS, STAGES, Claim, Target, Tier
 
 MOST_DEAR = 3
+RAY_PORT = 6379
 
 
 def plan(
@@ -33,11 +38,18 @@ def plan(
     cache: Annotated[
         Path, typer.Option(help="Where earlier runs of this machine left their times.")
     ] = Path(".fasttrack"),
+    launch: Annotated[
+        bool, typer.Option("--launch", help="Print the commands that start each arm, nothing else.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Show cells, units and the expected time of a run; measure nothing."""
     claim = load(folder).claim
     chosen = pick_target(list(claim.targets), target)
+    if launch:
+        lines = _launch(claim, folder, planning.check_target(claim, chosen), chosen)
+        emit({"launch": lines} if as_json else "\n".join(lines), as_json=as_json)
+        return 0
     made = planning.make(claim, chosen, tier, seed)
     known = timings.calibration(cache, chosen)
     cost = {stage: sum(_seconds(unit, known) for unit in made.stage(stage)) for stage in STAGES}
@@ -83,6 +95,36 @@ def plan(
 
 def _seconds(unit: planning.Unit, known: timings.Calibration) -> float:
     return known.seconds(unit.stage, unit.stem, unit.cost_s)
+
+
+def _launch(claim: Claim, folder: Path, target: Target, name: str) -> list[str]:
+    """Shell lines: a cluster for vLLM's own executor if the target wants one, each arm, the run."""
+    if target.engine != "vllm":
+        raise UsageError(
+            "USE-001",
+            f"target {name} runs on the engine {target.engine!r}, which has no command line",
+            next_step="choose a target of the engine vllm",
+        )
+    lines = []
+    if target.engine_args.get("distributed_executor_backend") == "ray":
+        lines += [
+            "# on the first node",
+            f"ray start --head --port={RAY_PORT}",
+            "# on every other node",
+            f"ray start --address=FIRST_NODE:{RAY_PORT}",
+        ]
+    checkpoint = target.checkpoint.name if target.checkpoint else "MODEL"
+    loaded = ",".join(claim.plugin.vllm_plugins)
+    for arm in ARMS:
+        switch = claim.switch.additional_config(arm)
+        arguments = vllm_arguments(target, claim.plugin, switch, checkpoint)
+        words = [arguments.pop("model"), *flags(arguments)]
+        lines += [
+            f"# {arm}: what the harness starts, as a command",
+            f"VLLM_PLUGINS={shlex.quote(loaded)} vllm serve {shlex.join(words)}",
+        ]
+    run = shlex.join(["fasttrack", "validate", str(folder), "--target", name])
+    return [*lines, "# both arms through every stage; on the first node", run]
 
 
 def _dearest(made: planning.Plan, known: timings.Calibration) -> list[tuple[str, float]]:

@@ -54,6 +54,13 @@ def validate(
             "branch."
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Measure the perf stage on one node of this Ray cluster, e.g. HOST:6379 or auto.",
+        ),
+    ] = None,
     data: DataOption = None,
     policy: PolicyOption = None,
     key: Annotated[
@@ -101,6 +108,7 @@ def validate(
         command=("fasttrack", *sys.argv[1:]),
         policy=load_policy(policy),
         base=base,
+        ray=ray,
         data=data_files(data),
     )
     bar = Bar()

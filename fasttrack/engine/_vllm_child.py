@@ -29,6 +29,7 @@ from fasttrack.engine._vllm_requests import Collected, parameters
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.code import mapped
 from fasttrack.engine.serve import Coded, serve
+from fasttrack.engine.vllm_arguments import COMMON, of_target
 from fasttrack.schema import EngineStep, PathStep, Target
 from fasttrack.schema.claim import Plugin
 
@@ -376,12 +377,11 @@ class Backend:
         self, additional_config: Mapping[str, Any], checkpoint: str | None
     ) -> dict[str, Any]:
         target = self._target
-        common = {"enforce_eager": True, "seed": 0, "disable_log_stats": True}
         if checkpoint is None:
             folder = Path(tempfile.mkdtemp(prefix="fasttrack-neighbour-"))
             (folder / "config.json").write_text(json.dumps(NEIGHBOUR))
             return {
-                **common,
+                **COMMON,
                 "model": str(folder),
                 "load_format": "dummy",
                 "skip_tokenizer_init": True,
@@ -390,22 +390,11 @@ class Backend:
                 "dtype": "float32",
                 "additional_config": dict(additional_config),
             }
-        arguments = {
-            **common,
-            "model": checkpoint,
-            "dtype": target.dtype,
-            "max_model_len": target.max_model_len,
-            "max_num_seqs": target.max_num_seqs,
-            "tensor_parallel_size": target.tensor_parallel_size,
-            "additional_config": dict(additional_config),
-            **target.engine_args,
-        }
+        arguments = of_target(target, self._plugin, additional_config, checkpoint)
         if self._forces:
             from fasttrack.engine._vllm_forced import PROCESSOR
 
             arguments["logits_processors"] = [PROCESSOR]
-        if self._plugin and self._plugin.worker_extension:
-            arguments["worker_extension_cls"] = self._plugin.worker_extension
         return arguments
 
     def _import_plugin(self, plugin: Plugin) -> None:

@@ -18,13 +18,14 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fasttrack.engine._vllm_child import Backend
 from fasttrack.engine.base import SessionInfo
 from fasttrack.engine.serve import Coded, serve
+from fasttrack.engine.vllm_arguments import flags
 from fasttrack.schema import Target
 from fasttrack.schema.claim import Plugin
 
@@ -166,17 +167,6 @@ class Server(Backend):
             return self._process.wait(POLL_S * 5)
         except subprocess.TimeoutExpired:
             return None
-
-
-def flags(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Arguments of the engine as the server's command line spells them."""
-    for key, value in arguments.items():
-        name = key.replace("_", "-")
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-        elif value is not None:
-            yield f"--{name}"
-            yield json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
 if __name__ == "__main__":

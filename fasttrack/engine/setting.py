@@ -60,6 +60,8 @@ class Setting:
     settled: Callable[[int, int], frozenset[str]] = lambda block, pairs: frozenset()
     """Perf cells of which the rule needs no further block, by the blocks before this one and the
     number of valid pairs that are planned."""
+    place: Mapping[str, str] = field(default_factory=dict)
+    """Of a node of a cluster: `node`, its name, and `machine`, what it is."""
     journal: Path | None = None
     """Folder for what a unit wants to keep of itself should it be interrupted."""
 

@@ -86,7 +86,8 @@ def _measure(
         if arm == "base" and not spec["block"]:
             sent = _sent(setting, session, cells, corpus)
             records += routing.measure(session, name, sent)
-    records.append(MonitorRecord(stage="perf", session=name, values=watch.values))
+    values = {**watch.values, **setting.place}
+    records.append(MonitorRecord(stage="perf", session=name, values=values))
     return records
 
 

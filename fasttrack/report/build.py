@@ -62,6 +62,12 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
         ("Run", f"{run.run_id}, {run.created_utc}, fasttrack {run.harness_version}"),
         ("Self-test", run.self_test.sentence if run.self_test else "none"),
     ]  # fmt: skip
+    if tally.places:
+        told = "; ".join(
+            f"{count} sessions on node {node} ({machine})"
+            for (node, machine), count in tally.places.items()
+        )
+        facts.append(("Perf ran on a cluster", told))
     if target.baseline_note:
         facts.append(("Baseline", target.baseline_note))
     return Report(

@@ -91,6 +91,8 @@ class Tally:
     energy: dict[Arm, Energy] = field(default_factory=dict)
     """Of perf sessions, where the machine tells it."""
     timelines: dict[Arm, TimelineRecord] = field(default_factory=dict)
+    places: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Sessions by (node, machine), of a run on a cluster."""
 
 
 def count(records: Iterable[Record]) -> Tally:
@@ -214,6 +216,8 @@ def _kernel(tally: Tally, record: KernelRecord) -> None:
 
 
 def _monitor(tally: Tally, record: MonitorRecord) -> None:
+    if "node" in record.values:
+        tally.places[str(record.values["node"]), str(record.values.get("machine"))] += 1
     for name, value in record.values.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             low, high = tally.monitors.get(name, (value, value))

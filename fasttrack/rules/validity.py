@@ -66,15 +66,38 @@ def baseline_problem(case: Case) -> str:
 
 
 def machine_problems(case: Case) -> dict[str, str]:
-    """Why sessions do not count, by their name: whose machine was not left to them.
+    """Why sessions do not count, by their name: whose machine was another, or not left to them.
 
-    Of targets that give evidence; a simulated engine has no machine.
+    Only targets that give evidence need a machine of their own; a simulated engine has none.
     """
-    if case.target.role != "evidence" or case.target.engine == SIMULATED_ENGINE:
-        return {}
     watched = {r.session: r.values for r in case.records(MonitorRecord) if r.stage == "perf"}
-    sessions = {sample.session for sample in case.records(SampleRecord)}
-    return {name: _foreign(watched.get(name, {}), case) for name in sessions}
+    problems = _elsewhere(case.records(SampleRecord), watched)
+    if case.target.role != "evidence" or case.target.engine == SIMULATED_ENGINE:
+        return problems
+    return {name: why or _foreign(watched.get(name, {}), case) for name, why in problems.items()}
+
+
+def _elsewhere(
+    samples: Sequence[SampleRecord], watched: Mapping[str, Mapping[str, Scalar]]
+) -> dict[str, str]:
+    """Whether sessions ran where those ran with which they are compared.
+
+    A block is of one node: times of two nodes say nothing about the switch. Blocks may be of
+    several nodes of one description, as when a node was lost.
+    """
+    places = {
+        sample.session: (watched.get(sample.session, {}).get("node"), sample.block)
+        for sample in samples
+    }
+    machines = {name: watched.get(name, {}).get("machine") for name in places}
+    first = next(iter(machines.values()), None)
+    problems = dict.fromkeys(places, "")
+    for name, (_, block) in places.items():
+        if len({node for node, other in places.values() if other == block}) > 1:
+            problems[name] = f"the sessions of block {block} ran on several nodes"
+        elif machines[name] != first:
+            problems[name] = f"it ran on {machines[name]}, the first one on {first}"
+    return problems
 
 
 def _foreign(values: Mapping[str, Scalar], case: Case) -> str:

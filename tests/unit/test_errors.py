@@ -15,7 +15,7 @@ from fasttrack.engine.channel import ERRORS
 from fasttrack.errors import EXPLANATIONS, FasttrackError
 from fasttrack.schema.verdict import REASONS
 
-CODE = re.compile(r"(USE|CLM|EVL|PRF|ENV|ENG|CAS|RUN|ZOO|INT)-\d{3}\Z")
+CODE = re.compile(r"(USE|CLM|EVL|PRF|ENV|ENG|CAS|RAY|RUN|ZOO|INT)-\d{3}\Z")
 
 
 def constants(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:

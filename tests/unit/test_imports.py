@@ -78,8 +78,10 @@ FASTTRACK = {
     "selftest.catalogue": "__init__ errors schema folders",
     "stages": f"{ROOM} isolation audit correctness evals perf",
     "selftest": f"{ROOM} claim plan folders stages correctness rules bundle selftest",
-    "pipeline": f"{ROOM} selftest claim plan checkpoints timings folders stages rules bundle "
-    "report evals.manifest",
+    "cluster.__init__": "",
+    "cluster": f"{ROOM} folders stages bundle.provenance cluster",
+    "pipeline": f"{ROOM} selftest cluster claim plan checkpoints timings folders stages rules "
+    "bundle report evals.manifest",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.

@@ -115,3 +115,29 @@ def test_stock_in_eager_mode_on_a_gpu_is_no_baseline(told: dict[str, Any], refus
         lab = {**value["targets"]["lab"], **change}
         excused = zoo.claim(targets={"lab": lab})
         assert validity.baseline_problem(zoo.case(records, excused)) == ""
+
+
+def on_nodes(places: dict[tuple[int, int], tuple[str, str]]) -> dict[str, str]:
+    """Problems by session when (block, position) ran on (node, machine); others on a and small."""
+    samples = [r for r in RECORDS if isinstance(r, SampleRecord)]
+    watched = {}
+    for sample in samples:
+        at, machine = places.get((sample.block, sample.position), ("a", "small"))
+        watched[sample.session] = {"node": at, "machine": machine}
+    return {name: why for name, why in validity._elsewhere(samples, watched).items() if why}
+
+
+def test_a_whole_block_may_run_on_another_node_of_the_same_kind() -> None:
+    assert on_nodes({}) == {}
+    assert on_nodes({(1, position): ("b", "small") for position in range(4)}) == {}
+
+
+def test_a_block_of_two_nodes_does_not_count() -> None:
+    found = on_nodes({(1, 3): ("b", "small")})
+    assert len(found) == 4
+    assert {why for why in found.values()} == {"the sessions of block 1 ran on several nodes"}
+
+
+def test_a_block_on_another_kind_of_machine_does_not_count() -> None:
+    found = on_nodes({(1, position): ("b", "large") for position in range(4)})
+    assert {why for why in found.values()} == {"it ran on large, the first one on small"}

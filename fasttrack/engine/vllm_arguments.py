@@ -1,0 +1,48 @@
+"""What vLLM is started with for a target: as keywords, and as its command line spells them.
+
+Pure, so that `fasttrack plan --launch` can show it where no vLLM is installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fasttrack.schema import Target
+from fasttrack.schema.claim import Plugin
+
+COMMON: Mapping[str, Any] = {"enforce_eager": True, "seed": 0, "disable_log_stats": True}
+
+
+def of_target(
+    target: Target,
+    plugin: Plugin | None,
+    additional_config: Mapping[str, Any],
+    checkpoint: str,
+) -> dict[str, Any]:
+    """Keywords of `vllm.LLM` for one arm; the target's own `engine_args` win."""
+    arguments = {
+        **COMMON,
+        "model": checkpoint,
+        "dtype": target.dtype,
+        "max_model_len": target.max_model_len,
+        "max_num_seqs": target.max_num_seqs,
+        "tensor_parallel_size": target.tensor_parallel_size,
+        "additional_config": dict(additional_config),
+        **target.engine_args,
+    }
+    if plugin and plugin.worker_extension:
+        arguments["worker_extension_cls"] = plugin.worker_extension
+    return arguments
+
+
+def flags(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Arguments of the engine as the server's command line spells them."""
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        elif value is not None:
+            yield f"--{name}"
+            yield json.dumps(value) if isinstance(value, dict | list) else str(value)
