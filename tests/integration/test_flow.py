@@ -80,12 +80,14 @@ def test_every_stage_left_records_and_verdicts(bundle: Path) -> None:
         rules = {v.rule for v in opened.verdicts}
         kinds = {type(record).__name__ for record in opened.records()}
     assert rules == {
-        "isolation", "numerics", "sanitizer", "hoist", "path", "features", "quality", "speed",
+        "isolation", "numerics", "sanitizer", "hoist", "path", "features", "quality", "prompts",
+        "speed",
     }  # fmt: skip
     assert kinds == {
         "IsolationRecord", "KernelRecord", "CompiledRecord", "FeatureRecord", "ItemRecord",
         "SampleRecord", "PathRecord", "SessionRecord", "MonitorRecord", "ConductRecord",
         "CodeRecord", "TraceRecord", "TwinRecord", "StateRecord", "TimelineRecord",
+        "RoutingRecord",
     }  # fmt: skip
 
 
