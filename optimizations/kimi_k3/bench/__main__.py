@@ -33,6 +33,7 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     **{f"mla_core_fp8.{c}": partial(mla.core, c, True) for c in mla.CONTEXTS},
     "mla_value": mla.value,
     **{f"mla_half.{c}": partial(mla.half, c, SOURCES) for c in mla.CONTEXTS},
+    "mla_half_fp8.4096": partial(mla.half, 4096, SOURCES, fp8=True),
     "mla_half_ahead.4096": partial(mla.half, 4096, SOURCES, ahead=True),
     "half.alone": lambda batch: ops.half(batch, SOURCES, exchange=False),
 }
@@ -71,6 +72,7 @@ def main() -> None:
             made = row(WORKS[op](batch), ceiling)
             rows.append(made)
             torch.cuda.empty_cache()
+            torch.compiler.reset()  # or torch's own would give up compiling after some shapes
             print(
                 "{op:<18} {batch:>2} {us:>7.2f} {spread:>6.2f} {torch_us:>8.2f} {tb_s:>6.2f} "
                 "{floor_us:>8.2f} {share:>5.0%} {launches:>8}".format(**made), flush=True,

@@ -149,8 +149,8 @@ class Beside:
             self.launch()
 
 
-def half(context: int, sources: int, batch: int, ahead: bool = False) -> Work:
-    """Mix site, packed projection, queries, core, values, output projection, mix site; BF16 cache.
+def half(context: int, sources: int, batch: int, fp8: bool = False, ahead: bool = False) -> Work:
+    """Mix site, packed projection, queries, core, values, output projection, mix site.
     `ahead`: the output projection's weights are prefetched behind the packed projection.
 
     One rank alone: the sum over ranks between the projection and the second site is absent.
@@ -162,7 +162,7 @@ def half(context: int, sources: int, batch: int, ahead: bool = False) -> Work:
     ours: list[Call] = []
     theirs: list[Call] = []
     for _ in range(sets(size)):
-        layer = Layer(batch, context)
+        layer = Layer(batch, context, fp8)
         w_in = random(outputs, HIDDEN, scale=HIDDEN**-0.5)
         w_out = random(wide, inputs, scale=inputs**-0.5)
         mix, mixed = site.ours(sources, "add"), site.torch(sources)
@@ -180,8 +180,9 @@ def half(context: int, sources: int, batch: int, ahead: bool = False) -> Work:
             lambda w=w_out, x=layer.y: torch.mm(x, w.t(), out=site.delta),  # type: ignore[misc]
             mixed,
         ]
-    ours.append(lambda: torch.cuda.current_stream().wait_stream(side))
-    cached = 2.0 * batch * context * ROW
+    if ahead:
+        ours.append(lambda: torch.cuda.current_stream().wait_stream(side))
+    cached = batch * context * ROW * (1.0 if fp8 else 2.0)
     moved = size + cached + 2 * 2.0 * batch * HIDDEN * (sources + 4)
-    name = f"mla_half{'_ahead' * ahead}.{context}"
+    name = f"mla_half{'_fp8' * fp8}{'_ahead' * ahead}.{context}"
     return Work(name, batch, moved, 7 + ahead, ours, theirs)

@@ -120,7 +120,7 @@ class Attend(NamedTuple):
     def fixed_bytes(self) -> int:
         """Shared memory besides the stages: queries, scores, weights, factors, barriers."""
         scores = 4 * self.sections * self.score_pitch
-        return self.held * (self.query_pitch + scores + self.weight_pitch + 4) + 2048
+        return self.held * (self.query_pitch + scores + self.weight_pitch + 8) + 2048
 
     @property
     def stages(self) -> int:

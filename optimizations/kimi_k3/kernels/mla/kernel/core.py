@@ -114,7 +114,7 @@ class Core:
         scores = memory.allocate_array(
             Float32, form.sections * form.held * form.score_pitch, byte_alignment=128
         )
-        factors = memory.allocate_array(Float32, form.held)
+        factors = memory.allocate_array(Float32, 2 * form.held)
         full = memory.allocate_array(Int64, form.stages)
         empty = memory.allocate_array(Int64, form.stages)
 
@@ -253,7 +253,9 @@ class Core:
             row = warp + WARPS * i
             total = prim.warp_sum(totals[i])
             if lane == 0:
-                factors[row] = cutlass.select_(total == 0.0, Float32(0.0), shrink / total)
+                factors[form.held + row] = cutlass.select_(
+                    total == 0.0, Float32(0.0), shrink / total
+                )
                 at = self.tile.place(split, group, row, request)
                 if group * form.held + row < form.rows:
                     whole = tops[i] + prim.log2(total)
@@ -265,7 +267,9 @@ class Core:
                     row = GROUP * m + 8 * half + lane // 4
                     at = self.tile.place(split, group, row, request)
                     if group * form.held + row < form.rows:
-                        self.tile.store(acc, partial, at, factors[row], m, half, warp, lane)
+                        self.tile.store(
+                            acc, partial, at, factors[form.held + row], m, half, warp, lane
+                        )
 
     def _count(self, seen: Any, at: Any) -> Int32:
         return prim.load_word(prim.address(seen, at)).bitcast(Int32)
