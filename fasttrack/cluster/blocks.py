@@ -144,7 +144,7 @@ class Blocks:
         places = [values for values in before if "node" in values]
         wanted = self._machine or (str(places[-1]["machine"]) if places else "")
         last = places[-1]["node"] if places else None
-        need = f"{max(s['ranks'] for s in self._specs)} GPUs" if self._gpus() else "a CPU"
+        need = f"{self._most_gpus()} GPUs" if self._gpus() else "a CPU"
         fitting = [one for one in self._alive() if self._fits(one)]
         others = set()
         for one in sorted(fitting, key=lambda one: one["NodeID"][:SHORT] != last):
@@ -215,10 +215,14 @@ class Blocks:
         """Whether sessions need GPUs: they do wherever the cluster has some."""
         return any(one["Resources"].get("GPU") for one in self._ray.nodes()) and self._device
 
+    def _most_gpus(self) -> int:
+        """GPUs of the largest session: all of them run on one node."""
+        return max(_gpus_of(spec) for spec in self._specs)
+
     def _fits(self, one: Mapping[str, Any]) -> bool:
         has = one["Resources"]
         if self._gpus():
-            return bool(has.get("GPU", 0) >= max(_gpus_of(spec) for spec in self._specs))
+            return bool(has.get("GPU", 0) >= self._most_gpus())
         return bool(has.get("CPU", 0) >= 1)
 
 
