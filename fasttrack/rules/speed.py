@@ -90,7 +90,7 @@ class _Seen:
 
 def _look_at(case: Case) -> list[_Seen]:
     """The planned cells that the run was to measure, each with its last look."""
-    problem = engine_problem(case)
+    problem = _problem(case)
     machine = machine_problems(case)
     routed = routing.problems(case)
     by_cell: dict[str, list[SampleRecord]] = defaultdict(list)
@@ -116,11 +116,17 @@ def _look_at(case: Case) -> list[_Seen]:
     ]
 
 
+def _problem(case: Case) -> tuple[str, str]:
+    """(reason, why) no cell of the run counts; an empty why if they do."""
+    why = engine_problem(case)
+    return ("VAL-ENGINE", why) if why else ("VAL-BASELINE", baseline_problem(case))
+
+
 def _validated(
     case: Case,
     cell: Cell,
     samples: Sequence[SampleRecord],
-    problem: str,
+    problem: tuple[str, str],
     machine: Mapping[str, str],
     routed: Mapping[int, str],
 ) -> _Seen:
@@ -134,11 +140,8 @@ def _validated(
         return _Seen(cell, (), state, "SPD-REFUSED", told)
     if not samples:
         return _Seen(cell, (), State.MISSING, "NO-RECORDS", "no session measured this cell")
-    if problem:
-        return _Seen(cell, (), State.INVALID, "VAL-ENGINE", problem)
-    sandbagged = baseline_problem(case)
-    if sandbagged:
-        return _Seen(cell, (), State.INVALID, "VAL-BASELINE", sandbagged)
+    if problem[1]:
+        return _Seen(cell, (), State.INVALID, *problem)
     if len({sample.prompts_sha256 for sample in samples}) > 1:
         told = "its sessions were asked different prompts"
         return _Seen(cell, (), State.INVALID, "VAL-PROMPTS", told)
