@@ -1,11 +1,12 @@
 """Equal arms through the whole perf stage, many times: how often is one called faster or slower?
 
-    python benchmarks/equal_arms.py --repetitions 30 [--engine fake]
+    python benchmarks/equal_arms.py --repetitions 30
+    python benchmarks/equal_arms.py --repetitions 5 --engine vllm --tier smoke
 
 Each repetition is a run of `fasttrack validate --only perf` with seeds of its own, of a claim whose
-candidate is base: on the fake engine with the noise recorded on a real machine. Prints the states
-of all cells and of the sentence. Exit status 1 if more cells than the stated level are called
-FASTER, or SLOWER.
+arms are equal: on the fake engine with the noise recorded on a real machine, or on vLLM, where both
+arms run the specialised path of the bundled optimization. Prints the states of all cells and of the
+sentence. Exit status 1 if more cells than the stated level are called FASTER, or SLOWER.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import collections
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from fasttrack import pipeline
@@ -25,14 +27,18 @@ CLAIM = """\
 schema = "fasttrack.claim/v1"
 name = "equal-arms"
 title = "Equal arms"
-summary = "The candidate is base."
+summary = "Both arms run the same."
 scope = {{ models = ["X"], paths = ["**"], ops = ["none"] }}
 switch = {{ key = "additional_config.decode_backend", base = "auto", candidate = \
 "latency_specialized" }}
-plugin = {{ distribution = "equal", module = "equal" }}
 speed = {{ sentence = "slower_nowhere" }}
+{target}
+"""
 
-[targets.fake]
+FAKE = """\
+plugin = {{ distribution = "equal", module = "equal" }}
+
+[targets.equal]
 engine = "fake"
 role = "development"
 max_num_seqs = 65
@@ -40,11 +46,42 @@ grid = {{ batch = [1, 8, 64], context_tokens = [64, 192] }}
 engine_args = {{ fake = {{ noise = "{noise}", noise_percent = {percent}, seed = {seed} }} }}
 """
 
+# The target's own arguments win over the switch, so both arms are told the same.
+VLLM = """\
+plugin = {{ distribution = "fasttrack-kimi-k3", module = "kimi_k3", vllm_plugins = ["kimi_k3"], \
+worker_extension = "kimi_k3.runtime.evidence.WorkerExtension" }}
+
+[targets.equal]
+engine = "vllm"
+role = "development"
+dtype = "float32"
+max_model_len = 512
+max_num_seqs = 16
+grid = {{ batch = [1, 4, 16], context_tokens = [64] }}
+engine_args = {{ additional_config = {{ decode_backend = "latency_specialized" }} }}
+
+[targets.equal.checkpoint]
+name = "k3-nano"
+build = ["{{python}}", "-m", "kimi_k3.checkpoint", "k3-nano", "{{out}}"]
+sha256 = "{sha256}"
+"""
+BUNDLED = Path(__file__).parents[1] / "optimizations/kimi_k3/claim.toml"
+
+
+def claim(engine: str, noise: str, percent: float, seed: int) -> str:
+    """The text of a claim of equal arms."""
+    if engine == "vllm":
+        checkpoint = tomllib.loads(BUNDLED.read_text())["targets"]["cpu-nano"]["checkpoint"]
+        return CLAIM.format(target=VLLM.format(sha256=checkpoint["sha256"]))
+    return CLAIM.format(target=FAKE.format(noise=noise, percent=percent, seed=seed))
+
 
 def main() -> int:
     """Run the repetitions and count."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--engine", default="fake", choices=("fake", "vllm"))
+    parser.add_argument("--cache", type=Path, help="checkpoints and calibration, kept; vLLM alone")
     parser.add_argument("--noise", default="recorded", choices=("recorded", "normal"))
     parser.add_argument("--noise-percent", type=float, default=1.0)
     parser.add_argument("--tier", default="full", type=Tier, choices=list(Tier))
@@ -55,11 +92,12 @@ def main() -> int:
         for seed in range(asked.repetitions):
             folder = Path(scratch) / f"claim-{seed}"
             folder.mkdir()
-            text = CLAIM.format(noise=asked.noise, percent=asked.noise_percent, seed=seed)
+            text = claim(asked.engine, asked.noise, asked.noise_percent, seed)
             (folder / "claim.toml").write_text(text)
             options = pipeline.Options(
-                target="fake", tier=asked.tier, seed=seed, stages=("perf",),
-                runs=folder / "runs", out=folder / "out", cache=Path(scratch) / "cache",
+                target="equal", tier=asked.tier, seed=seed, stages=("perf",),
+                runs=folder / "runs", out=folder / "out",
+                cache=asked.cache or Path(scratch) / "cache",
             )  # fmt: skip
             result = pipeline.validate(load(folder), options, pipeline.Watcher())
             with open_bundle(result.bundle) as bundle:
