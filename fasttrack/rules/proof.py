@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from fasttrack import ranges, stats
+from fasttrack import ranges
 from fasttrack.rules.base import Case, Finding, R, Rule, missing, path_verdict
+from fasttrack.rules.drift import band, drift, outside
 from fasttrack.schema import (
     CodeRecord,
     PathRecord,
@@ -207,56 +208,24 @@ def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord
     if changes < LEAST_CHANGES:
         return State.NOT_EXERCISED, "PATH-NONE", f"the path changed {changes} times"
     policy = case.policy.quality
-    noise = [_drift(a, b) for a, b in zip(base.plain, base.changed, strict=False)]
-    drifts = [_drift(a, b) for a, b in zip(mine.plain, mine.changed, strict=False)]
-    if not noise or not drifts or not all(drift[2] for drift in (*noise, *drifts)):
+    noise = [drift(a, b) for a, b in zip(base.plain, base.changed, strict=False)]
+    drifts = [drift(a, b) for a, b in zip(mine.plain, mine.changed, strict=False)]
+    if not noise or not drifts or not all(one.compared for one in (*noise, *drifts)):
         return State.MISSING, "NO-RECORDS", "no pairs of answers with log-probabilities"
-    band = max(drift[0] for drift in noise)
-    gap = max(drift[1] for drift in noise) + policy.tie_slack
-    allowed = policy.divergence_ratio * band + policy.tie_slack
-    moved = max(drift[0] for drift in drifts)
-    typical, stock = (stats.median([drift[0] for drift in some]) for some in (drifts, noise))
-    parted = [drift[3] for drift in drifts if drift[3] is not None and drift[3] > gap]
+    stock = band(noise, policy)
+    parted = [one.parting_gap for one in drifts if one.parting_gap > stock.undecided]
     if parted:
-        detail = f"an answer parts at a gap of {parted[0]:.3g} nats, undecided below {gap:.3g}"
-        return State.FAIL, "PATH-DRIFT", detail
-    if moved > allowed or typical > policy.divergence_ratio * stock + policy.divergence_slack:
-        return (
-            State.FAIL,
-            "PATH-DRIFT",
-            f"log-probability moved {moved:.3g} nats, typically {typical:.3g}; "
-            f"stock's own {band:.3g}, {stock:.3g}",
-        )
+        told = f"{parted[0]:.3g} nats, undecided below {stock.undecided:.3g}"
+        return State.FAIL, "PATH-DRIFT", f"an answer parts at a gap of {told}"
+    if left := outside(drifts, stock, policy):
+        return State.FAIL, "PATH-DRIFT", left
+    moved = max(one.logprob for one in drifts)
     return (
         State.PASS,
         "OK",
         f"the path changed {changes} times; log-probability moved {moved:.2g} nats, stock's own "
-        f"{band:.2g}",
+        f"{stock.worst:.2g}",
     )
-
-
-def _drift(one: TwinAnswer, other: TwinAnswer) -> tuple[float, float, int, float | None]:
-    """Largest change of log-probability and of gap on the common prefix, how many were compared,
-    and the gap at which the answers part; infinite where it is unknown."""
-    a, b = _ids(one), _ids(other)
-    common = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    parted = None
-    if common is None:
-        common = min(len(a), len(b))
-        parted = None if len(a) == len(b) else float("inf")
-    else:
-        gap = one.gaps[common] if common < len(one.gaps) else None
-        parted = float("inf") if gap is None else gap
-    logprobs = _changes(one.logprobs, other.logprobs, common)
-    gaps = _changes(one.gaps, other.gaps, common)
-    return max(logprobs, default=0.0), max(gaps, default=0.0), len(logprobs), parted
-
-
-def _changes(
-    one: Sequence[float | None], other: Sequence[float | None], common: int
-) -> list[float]:
-    pairs = zip(one[:common], other[:common], strict=False)
-    return [abs(a - b) for a, b in pairs if a is not None and b is not None]
 
 
 def _code(case: Case) -> Verdict:

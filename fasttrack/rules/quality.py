@@ -7,13 +7,13 @@ Owns the divergence of freely generated answers; `accuracy` owns scores and leng
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from fasttrack import stats
 from fasttrack.evals.pairing import Pair, Unpaired, first_difference, pair
 from fasttrack.evals.tasks import registry
 from fasttrack.rules.accuracy import accuracy, alarms, incomplete, length
 from fasttrack.rules.base import Case, Rule, missing
+from fasttrack.rules.drift import band, drift, outside
 from fasttrack.rules.replay import replay
 from fasttrack.schema import ItemRecord, State, Verdict
 
@@ -42,58 +42,25 @@ def judge(case: Case) -> Iterator[Verdict]:
     yield from alarms(case, scored)
 
 
-@dataclass(frozen=True)
-class _Drift:
-    """How far two answers to one prompt are apart on their common prefix."""
-
-    logprob: float
-    gap: float
-    compared: int
-    """Log-probabilities that both answers report."""
-    lost: int
-    """Log-probabilities that the first reports and the other does not."""
-
-
-def _drift(one: ItemRecord, other: ItemRecord) -> _Drift:
-    common = first_difference(one.token_ids, other.token_ids)
-    logprobs = _changes(one.logprobs, other.logprobs, common)
-    reported = sum(value is not None for value in one.logprobs[:common])
-    return _Drift(
-        logprob=max(logprobs, default=0.0),
-        gap=max(_changes(one.gaps, other.gaps, common), default=0.0),
-        compared=len(logprobs),
-        lost=reported - len(logprobs),
-    )
-
-
-def _changes(
-    one: Sequence[float | None], other: Sequence[float | None], common: int
-) -> list[float]:
-    """Changes where both are known: what stock does not report must not widen its noise."""
-    pairs = zip(one[:common], other[:common], strict=False)
-    return [abs(a - b) for a, b in pairs if a is not None and b is not None]
-
-
 def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
     """Tokens part only where stock itself is undecided, and log-probabilities stay in its band."""
     policy = case.policy.quality
-    noise = [_drift(p.base, p.control) for p in pairs if p.control is not None]
+    noise = [drift(p.base, p.control) for p in pairs if p.control is not None]
     if len(noise) < len(pairs):
         detail = f"{len(noise)} stock-stock controls of {len(pairs)}"
         return incomplete(case, f"{name}/divergence", detail)
     if not any(d.compared for d in noise):
         detail = "stock reports no log-probabilities to compare"
         return incomplete(case, f"{name}/divergence", detail)
-    undecided = max(d.gap for d in noise) + policy.tie_slack
-    noise_logprob = max(d.logprob for d in noise)
-    allowed = policy.divergence_ratio * noise_logprob + policy.tie_slack
-    partings = [_parting(p.base, p.candidate, undecided) for p in pairs]
+    stock = band(noise, policy)
+    partings = [_parting(p.base, p.candidate, stock.undecided) for p in pairs]
     parted = [f"{p.base.item} {told}" for p, told in zip(pairs, partings, strict=True) if told]
     excused = sum(told == "" for told in partings)
-    stock_parted = sum(bool(_parting(p.base, p.control, undecided)) for p in pairs if p.control)
-    drifts = [_drift(p.base, p.candidate) for p in pairs]
-    drift = max(d.logprob for d in drifts)
-    typical, stock = (stats.median([d.logprob for d in some]) for some in (drifts, noise))
+    stock_parted = sum(
+        bool(_parting(p.base, p.control, stock.undecided)) for p in pairs if p.control
+    )
+    drifts = [drift(p.base, p.candidate) for p in pairs]
+    moved = max(d.logprob for d in drifts)
     lost = sum(d.lost for d in drifts)
     tokens = sum(len(p.base.token_ids) for p in pairs)
     if parted:
@@ -104,22 +71,19 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
         reason = "EVAL-DIVERGED" if certain else "EVAL-PARTED"
         detail = (
             f"{len(parted)} of {len(pairs)} answers part: {'; '.join(parted[:3])}; "
-            f"undecided below {undecided:.3g}, stock against stock {stock_parted}, p = {chance:.2g}"
+            f"undecided below {stock.undecided:.3g}, stock against stock {stock_parted}, "
+            f"p = {chance:.2g}"
         )
     elif lost:
         state, reason = State.FAIL, "EVAL-DIVERGED"
         detail = f"{lost} log-probabilities that stock reports are missing"
-    elif drift > allowed or typical > policy.divergence_ratio * stock + policy.divergence_slack:
-        state, reason = State.FAIL, "EVAL-DIVERGED"
-        detail = (
-            f"log-probability moved {drift:.3g} nats, typically {typical:.3g}; "
-            f"stock-stock {noise_logprob:.3g}, {stock:.3g}"
-        )
+    elif left := outside(drifts, stock, policy):
+        state, reason, detail = State.FAIL, "EVAL-DIVERGED", left
     else:
         state, reason = State.PASS, "OK"
         detail = (
             f"{tokens} tokens in {len(pairs)} answers, {excused} parted at a tie; largest "
-            f"log-probability change {drift:.2g} nats, stock-stock {noise_logprob:.2g}"
+            f"log-probability change {moved:.2g} nats, stock-stock {stock.worst:.2g}"
         )
     return Verdict(
         rule="quality",
@@ -127,8 +91,8 @@ def _divergence(case: Case, name: str, pairs: Sequence[Pair]) -> Verdict:
         state=state,
         reason=reason,
         detail=detail,
-        estimate=drift,
-        floor=allowed,
+        estimate=moved,
+        floor=stock.allowed,
         unit="nats",
         n=len(pairs),
         next="" if state is State.PASS else case.reproduce("evals"),
