@@ -15,7 +15,7 @@ from fasttrack.bundle.provenance import harness_digest
 from fasttrack.errors import UsageError, VerificationFailed
 from fasttrack.gate.findings import Decision, Finding, GateResult
 from fasttrack.schema import Policy, State, Tier
-from fasttrack.schema.claim import GatePolicy
+from fasttrack.schema.policy import GatePolicy
 from fasttrack.verify.allowed import Allowed
 from fasttrack.verify.steps import LISTED, Verification, verify
 

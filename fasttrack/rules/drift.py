@@ -12,7 +12,7 @@ from typing import Protocol
 
 from fasttrack import stats
 from fasttrack.evals.pairing import first_difference
-from fasttrack.schema.claim import QualityPolicy
+from fasttrack.schema.policy import QualityPolicy
 
 
 class Answer(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from fasttrack import stats
 from fasttrack.schema import State
-from fasttrack.schema.claim import SpeedPolicy
+from fasttrack.schema.policy import SpeedPolicy
 
 
 @dataclass(frozen=True)

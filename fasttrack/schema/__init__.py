@@ -1,6 +1,6 @@
 """The nouns that travel between rooms; import them from here."""
 
-from fasttrack.schema.claim import ARMS, Arm, Cell, Claim, Policy, Sentence, Target, Tier
+from fasttrack.schema.claim import ARMS, Arm, Cell, Claim, Sentence, Target, Tier
 from fasttrack.schema.evidence import (
     FileEntry,
     Manifest,
@@ -11,6 +11,7 @@ from fasttrack.schema.evidence import (
     SelfTest,
     Statement,
 )
+from fasttrack.schema.policy import Policy
 from fasttrack.schema.record import (
     STAGES,
     Check,

@@ -23,7 +23,7 @@ from fasttrack.gate.evidence import gate as judge
 from fasttrack.gate.findings import Decision, GateResult
 from fasttrack.report.markdown import LIMIT
 from fasttrack.schema import Policy, Tier
-from fasttrack.schema.claim import GatePolicy, NumericsPolicy
+from fasttrack.schema.policy import GatePolicy, NumericsPolicy
 from fasttrack.verify import identity
 
 

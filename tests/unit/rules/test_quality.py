@@ -10,7 +10,7 @@ import zoo_records as zoo
 
 from fasttrack.rules import accuracy, quality
 from fasttrack.schema import ItemRecord, Policy, State, Verdict
-from fasttrack.schema.claim import QualityPolicy
+from fasttrack.schema.policy import QualityPolicy
 
 
 def judge(records: list[ItemRecord], policy: Policy | None = None) -> dict[str, Verdict]:

@@ -15,7 +15,7 @@ import fasttrack
 from fasttrack import rules
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import Claim, Policy, Record, State
-from fasttrack.schema.claim import NumericsPolicy
+from fasttrack.schema.policy import NumericsPolicy
 from fasttrack.verify import recompute, steps
 from fasttrack.verify.steps import verify
 
