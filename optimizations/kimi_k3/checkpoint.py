@@ -199,12 +199,12 @@ def _tensor(name: str, shape: Shape, dims: Dims, seed: int) -> Array:
     if name.endswith(".dt_bias"):
         value = (raw >> np.uint64(48)).astype(np.float64) * (-4.0 / 65536.0)
     else:
-        mean, deviation = _scale(name, shape)
+        mean, deviation = scale(name, shape)
         value = mean + deviation * _normal(raw)
     return value.astype(np.float32).reshape(shape)
 
 
-def _scale(name: str, shape: Shape) -> tuple[float, float]:
+def scale(name: str, shape: Shape) -> tuple[float, float]:
     """Mean and standard deviation of the tensor called `name`."""
     rules: tuple[tuple[Callable[[str], bool], float, float], ...] = (
         (lambda n: n.endswith("e_score_correction_bias"), 0.0, 0.1),
@@ -236,10 +236,16 @@ def _normal(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
 
 
 def _write_files(folder: Path, preset: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
-    dims = Dims.from_config(preset)
-    ids = {"eos_token_id": EOS, "pad_token_id": PAD}
     config = {"architectures": [ARCHITECTURE], "model_type": MODEL_TYPE, "dtype": "float32"}
-    _write_json(folder / "config.json", {**config, **ids, **preset})
+    write_text_files(folder, {**config, **preset})
+    _write_tensors(folder / "model.safetensors", tensors)
+
+
+def write_text_files(folder: Path, config: Mapping[str, Any]) -> None:
+    """Everything of a checkpoint but its tensors, for a configuration without token ids."""
+    dims = Dims.from_config(config)
+    ids = {"eos_token_id": EOS, "pad_token_id": PAD}
+    _write_json(folder / "config.json", {**ids, **config})
     _write_json(folder / "generation_config.json", {**ids, "eos_token_id": [EOS, END]})
     _write_json(folder / "tokenizer.json", tokenizer(dims.vocab))
     tokenizer_config = {
@@ -251,7 +257,6 @@ def _write_files(folder: Path, preset: Mapping[str, Any], tensors: Mapping[str, 
         "chat_template": CHAT_TEMPLATE,
     }
     _write_json(folder / "tokenizer_config.json", tokenizer_config)
-    _write_tensors(folder / "model.safetensors", tensors)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -17,7 +17,8 @@ ARCHITECTURE = "FasttrackKimiK3ForCausalLM"
 MODEL_TYPE = "fasttrack_kimi_k3"
 
 
-def _layers(count: int, full: Iterable[int]) -> dict[str, list[int]]:
+def layers(count: int, full: Iterable[int]) -> dict[str, list[int]]:
+    """The lists of a config of `count` layers, of which `full`, counted from 1, are MLA."""
     full_list = sorted(full)
     return {
         "kda_layers": [n for n in range(1, count + 1) if n not in full_list],
@@ -55,7 +56,7 @@ def _nano(count: int, full: Iterable[int], block: int, experts: int) -> dict[str
         "max_position_embeddings": 4096,
         "intermediate_size": 512,
         "attn_res_block_size": block,
-        "linear_attn_config": _layers(count, full)
+        "linear_attn_config": layers(count, full)
         | {
             "num_heads": 4,
             "head_dim": 32,
@@ -92,7 +93,7 @@ K3: dict[str, Any] = _COMMON | {
     "max_position_embeddings": 1048576,
     "intermediate_size": 33792,
     "attn_res_block_size": 12,
-    "linear_attn_config": _layers(93, (*range(4, 93, 4), 93))
+    "linear_attn_config": layers(93, (*range(4, 93, 4), 93))
     | {
         "num_heads": 96,
         "head_dim": 128,
