@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fasttrack import __version__, checkpoints, folders, plan, rules, timings
+from fasttrack import __version__, beside, checkpoints, folders, plan, rules, timings
 from fasttrack.bundle import archive, provenance
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
@@ -90,6 +91,8 @@ class Options:
     """Address of a Ray cluster whose nodes measure the perf stage."""
     data: Mapping[str, Path] = field(default_factory=dict)
     """Data files of external evals that lie elsewhere than the claim says, by eval."""
+    jobs: int = 1
+    """Units at once, of the stages that time nothing."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,7 @@ def _measure(
             device = setting.engine.name != "fake"
             blocks = Blocks(options.ray, specs, device, run.append_failure)
             runners["perf"] = stack.enter_context(blocks)
-        _run_units(run, setting, made, waiting, runners, watcher, options.cache)
+        _run_units(run, setting, made, waiting, runners, watcher, options)
 
 
 def _whole_blocks(run: RunFolder, units: Sequence[plan.Unit]) -> None:
@@ -299,14 +302,11 @@ def _run_units(
     waiting: Sequence[plan.Unit],
     runners: Mapping[Stage, Runner],
     watcher: Watcher,
-    cache: Path,
+    options: Options,
 ) -> None:
-    for unit in waiting:
-        watcher.unit(unit.stage, unit.name, unit.cost_s)
-        start = time.monotonic()
-        try:
-            records = runners[unit.stage](setting, unit.spec)
-        except FasttrackError as error:
+    for ended in _ended(setting, waiting, runners, watcher, options.jobs):
+        unit, error = ended.unit, ended.error
+        if error is not None:
             run.append_failure(
                 FailureRecord(
                     stage=unit.stage,
@@ -317,13 +317,40 @@ def _run_units(
                     cell=error.cell,
                 )
             )
-            raise
-        run.write_unit(unit.stage, unit.name, records)
-        took_s = time.monotonic() - start
+            raise error
+        run.write_unit(unit.stage, unit.name, ended.records)
         # On a cluster, the first unit of a block takes the time of all.
-        if records and runners[unit.stage] is RUNNERS[unit.stage]:
-            timings.note(cache, made.target, unit.stage, unit.stem, unit.cost_s, took_s)
-        watcher.finished(unit.stage, unit.name, unit.cost_s, took_s)
+        if ended.records and runners[unit.stage] is RUNNERS[unit.stage]:
+            timings.note(
+                options.cache, made.target, unit.stage, unit.stem, unit.cost_s, ended.took_s
+            )
+        watcher.finished(unit.stage, unit.name, unit.cost_s, ended.took_s)
+
+
+def _ended(
+    setting: Setting,
+    waiting: Sequence[plan.Unit],
+    runners: Mapping[Stage, Runner],
+    watcher: Watcher,
+    jobs: int,
+) -> Iterator[beside.Ended]:
+    """The units one after the other, in order; with `jobs`, those that may have neighbours as they
+    end."""
+    for stage, group in itertools.groupby(waiting, key=lambda unit: unit.stage):
+        units = list(group)
+        if jobs > 1 and stage in beside.STAGES:
+            watcher.unit(stage, f"{len(units)} units, {jobs} at once", 0.0)
+            yield from beside.run(setting, units, runners[stage], jobs)
+            continue
+        for unit in units:
+            watcher.unit(unit.stage, unit.name, unit.cost_s)
+            start = time.monotonic()
+            try:
+                records = runners[unit.stage](setting, unit.spec)
+            except FasttrackError as error:
+                yield beside.Ended(unit, [], time.monotonic() - start, error)
+                return
+            yield beside.Ended(unit, records, time.monotonic() - start)
 
 
 def _conclude(

@@ -81,6 +81,13 @@ def validate(
             min=1.0, help="Seconds one call to an engine, or one answer of an eval, may take."
         ),
     ] = 900.0,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Ops whose kernels are judged at once. Nothing that is timed has a neighbour.",
+        ),
+    ] = 1,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Throw away an unfinished run of the same inputs.")
     ] = False,
@@ -110,6 +117,7 @@ def validate(
         base=base,
         ray=ray,
         data=data_files(data),
+        jobs=jobs,
     )
     bar = Bar()
     try:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
 from fasttrack.engine.setting import Setting
@@ -33,12 +34,13 @@ def run(
     """One record per tool."""
     regime = min(regimes, key=lambda one: math.prod(max(1, value) for value in one.values()))
     program = shutil.which("compute-sanitizer")
-    for tool in TOOLS:
-        if program is None:
+    if program is None:
+        for tool in TOOLS:
             yield SanitizerRecord(op=op, regime=regime, tool=tool, status="not_installed")
-            continue
-        setting.say(f"{op}: compute-sanitizer {tool}")
-        yield _run(setting, program, op, regime, tool)
+        return
+    setting.say(f"{op}: compute-sanitizer {', '.join(TOOLS)}")
+    with ThreadPoolExecutor(len(TOOLS)) as pool:  # each is a process that takes its time
+        yield from pool.map(lambda tool: _run(setting, program, op, regime, tool), TOOLS)
 
 
 def _run(

@@ -80,8 +80,9 @@ FASTTRACK = {
     "selftest": f"{ROOM} claim plan folders stages correctness rules bundle selftest",
     "cluster.__init__": "",
     "cluster": f"{ROOM} folders stages bundle.provenance cluster",
-    "pipeline": f"{ROOM} selftest cluster claim plan checkpoints timings folders stages rules "
-    "bundle report evals.manifest",
+    "beside": f"{ROOM} plan",
+    "pipeline": f"{ROOM} beside selftest cluster claim plan checkpoints timings folders stages "
+    "rules bundle report evals.manifest",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.

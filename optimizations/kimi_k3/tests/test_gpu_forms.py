@@ -1,13 +1,17 @@
 """How GPU kernels are cut: whole, within shared memory, with room for a neighbour.
 
 Protects what a wrong cut would break on a GPU only: rows that no block owns, blocks that do not
-start, kernels that cannot run beside each other. Needs no GPU.
+start, kernels that cannot run beside each other. Also which cells the claim measures. Needs no GPU.
 """
 
 from __future__ import annotations
 
+from fnmatch import fnmatch
+
 import pytest
 
+from fasttrack.correctness.kernels import cell_id
+from kimi_k3.cases.gpu import LEFT_OUT, cases, claimed
 from kimi_k3.kernels.kda import form as kda
 from kimi_k3.kernels.mla import form as mla
 from kimi_k3.kernels.projection.form import BOX, DEVICES, NEIGHBOUR, Device, cut
@@ -76,3 +80,19 @@ def test_values_of_all_rows_and_parts_have_a_place() -> None:
         form = mla.Finish(12, rows, mla.splits(rows, 12))
         assert form.groups * mla.GROUP >= rows and mla.GROUP % form.spread == 0
         assert form.spread >= min(rows, mla.GROUP)
+
+
+def test_the_claim_leaves_out_what_it_names_and_every_cut_keeps_a_cell() -> None:
+    for whole, few in zip(cases(), claimed(), strict=True):
+        every = [cell_id(whole.op, regime) for regime in whole.regimes()]
+        kept = [cell_id(few.op, regime) for regime in few.regimes()]
+        globs = [f"{whole.op}/{glob}" for glob in LEFT_OUT.get(whole.op, ())]
+        assert all(any(fnmatch(cell, glob) for cell in every) for glob in globs)
+        assert [c for c in every if not any(fnmatch(c, glob) for glob in globs)] == kept
+    few = {case.op: case.regimes() for case in claimed()}
+    cuts = {kda.cut(one["heads"], one["batch"]) for one in few["kda"]}
+    assert cuts == {kda.cut(12, batch) for batch in range(1, 65)}
+    for outputs, inputs in MAPS[:4]:
+        own = [one for one in few["projection"] if one["outputs"] == outputs]
+        batches = {one["batch"] for one in own if one["inputs"] == inputs}
+        assert {1, 8, 16, 64} <= batches

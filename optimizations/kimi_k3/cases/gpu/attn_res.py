@@ -37,7 +37,7 @@ class AttnResCase(GpuCase):
         "gain_rounded_to_fp8": lambda i: i | {"gain": i["gain"].to(torch.float8_e4m3fn).float()},
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch, and every number of sources with every way the prefix changes."""
         made = [
             {"batch": batch, "sources": n % 9, "delta": 1, "write": 0, "final": 0}

@@ -8,6 +8,7 @@ the same formulas in FP32 with the roundings that stock's kernels make.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -48,10 +49,21 @@ class GpuCase:
 
     device = "cuda"
     op: str
+    left_out: Sequence[str] = ()
+    """Globs over cell names: see `claimed` of this package."""
     outputs: Mapping[str, tuple[str, ...]]
     input_rows: Mapping[str, int]
     output_rows: Mapping[str, int]
     planting: Mapping[str, Fault] = {}
+
+    def every(self) -> Sequence[Regime]:
+        """All regimes there are."""
+        raise NotImplementedError
+
+    def regimes(self) -> Sequence[Regime]:
+        """Those to be measured."""
+        cells = [(one, "/".join(f"{k}={v}" for k, v in one.items())) for one in self.every()]
+        return [one for one, name in cells if not any(fnmatch(name, g) for g in self.left_out)]
 
     def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
         """Outputs with sums in `dtype`; rounded as stock rounds unless that is FP64."""

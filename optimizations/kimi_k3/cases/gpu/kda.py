@@ -39,7 +39,7 @@ class KdaCase(GpuCase):
         "gain_rounded_to_fp8": lambda i: i | {"norm": i["norm"].to(torch.float8_e4m3fn).float()},
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch; other head counts; verifications; padding rows; states moved or in place."""
         plain = {"heads": 12, "tokens": 1, "null": 0, "moved": 0}
         made = [plain | {"batch": batch} for batch in BATCHES]

@@ -70,7 +70,7 @@ class QueryCase(GpuCase):
         "shared_key_lost": lambda i: i | {"projected": _without_shared(i["projected"])},
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch, both caches; six heads; padding; more tokens than blocks have warps for."""
         plain = {"heads": 12, "fp8": 0, "null": 0}
         made = [plain | {"rows": rows} for rows in BATCHES]
@@ -178,7 +178,7 @@ class ValueCase(GpuCase):
         "weights_rounded_to_fp8": lambda i: i | {"value_up": i["value_up"].to(FP8).bfloat16()},
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch with as many parts as it has splits; eight ranks; six heads; empty parts and
         tokens of nobody."""
         plain = {"heads": 12, "empty": 0, "null": 0}

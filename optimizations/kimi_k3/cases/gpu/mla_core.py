@@ -30,7 +30,7 @@ class CoreCase(GpuCase):
         "scale_of_the_latent": lambda i: i | {"query": i["query"] * (HEAD / LATENT) ** 0.5},
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Edges of tiles and pages, every batch, verifications, six and 96 heads, few and many
         splits, both caches, requests of nobody."""
         plain = {"batch": 3, "tokens": 1, "heads": 12, "context": 100, "page": 64, "fp8": 0,

@@ -44,7 +44,7 @@ class OProjCase(GpuCase):
         ),
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch; both ways the prefix changes; other head counts; padding rows."""
         plain = {"heads": 12, "sources": 4, "restart": 0, "padding": 0}
         made = [plain | {"batch": batch, "sources": n % 9} for n, batch in enumerate(BATCHES)]

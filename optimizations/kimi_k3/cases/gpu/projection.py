@@ -28,7 +28,7 @@ class ProjectionCase(GpuCase):
         ),
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch for every map."""
         return [
             {"batch": batch, "outputs": outputs, "inputs": inputs}
