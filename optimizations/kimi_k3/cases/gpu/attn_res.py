@@ -76,8 +76,10 @@ class AttnResCase(GpuCase):
         return inputs | {name: common.filled(inputs[name], seed) for name in names}
 
     def faults(self, regime: Regime) -> list[str]:
-        """What has an effect here: without a delta none can be lost."""
-        return [name for name in self.planting if regime["delta"] or name != "delta_lost"]
+        """What has an effect here: without a delta none can be lost, and the prefix alone is taken
+        whatever its score."""
+        idle = {"delta_lost": not regime["delta"], "score_of_a_neighbour": not regime["sources"]}
+        return [name for name in self.planting if not idle.get(name)]
 
     def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
         """The reference's site; truth and stock differ in dtype and roundings only."""

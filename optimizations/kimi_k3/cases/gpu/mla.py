@@ -74,7 +74,7 @@ class QueryCase(GpuCase):
         """Every batch, both caches; six heads; padding; more tokens than blocks have warps for."""
         plain = {"heads": 12, "fp8": 0, "null": 0}
         made = [plain | {"rows": rows} for rows in BATCHES]
-        made += [plain | {"rows": rows, "fp8": 1} for rows in (1, 3, 8, 16, 33)]
+        made += [plain | {"rows": rows, "fp8": 1} for rows in (1, 4, 8, 16, 33)]
         made += [plain | {"rows": rows, "heads": 6} for rows in (1, 8, 64)]
         return [*made, *(plain | {"rows": rows, "null": 2} for rows in (5, 24))]
 
@@ -145,7 +145,8 @@ class QueryCase(GpuCase):
 
 
 def _filled(cache: Tensor, slot: Tensor, rows: Tensor | None, scale: Tensor) -> Tensors:
-    """`rows` written to their slots, if there are any; what the slots hold; the other rows."""
+    """`rows` written to their slots, if there are any; what the slots hold, in BF16 from either
+    cache, so that a fault planted in the last bits is one for FP8 too; the other rows."""
     count, live = len(cache), slot >= 0
     # Where padding goes is data: it goes to a row beyond the last, of which nobody asks.
     place = torch.where(live, slot, count).long()
@@ -155,7 +156,7 @@ def _filled(cache: Tensor, slot: Tensor, rows: Tensor | None, scale: Tensor) -> 
         cache.copy_(longer[:count])
     taken = torch.zeros(count + 1, dtype=torch.int32, device=cache.device)
     order = torch.argsort(taken.index_fill(0, place, 1)[:count], stable=True)
-    held = torch.where(live[:, None], numbers(longer[place], scale), 0.0)
+    held = torch.where(live[:, None], numbers(longer[place], scale), 0.0).bfloat16()
     return {"cache": held, "untouched": cache[order[: count - len(slot)]].float()}
 
 

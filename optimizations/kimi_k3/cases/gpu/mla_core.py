@@ -109,13 +109,13 @@ class CoreCase(GpuCase):
             visible = place < seen[:, None, None]
             scores = scores.masked_fill(~visible, -torch.inf)
             other = inputs["other_lse"][:, row, :, None].to(dtype) * math.log(2)
-            top = scores.amax(-1, keepdim=True).clamp_min(-1e30)
+            # Over both parts: what comes from elsewhere may outweigh all that is here, or nothing.
+            top = torch.maximum(scores.amax(-1, keepdim=True), other)
             weights = torch.exp(scores - top)
             mixed = torch.einsum(
                 "qhs,sl->qhl", common.kept(weights, dtype).to(dtype), held[:, :LATENT]
             )
             total, own = weights.sum(-1, keepdim=True), torch.exp(other - top)
-            own = torch.where(total > 0, own, 1.0)
             made[:, row] = (mixed + own * inputs["other"][:, row].to(dtype)) / (total + own)
         return {"o": common.kept(made, dtype)}
 
