@@ -150,8 +150,13 @@ EXPLANATIONS: dict[str, Explanation] = {
         'Write one JSON object a line, with a non-empty text under "text" or "prompt".',
     ),
     "PRF-002": Explanation(
-        "The prompt set has another digest than the claim wants.",
+        "The prompt set, or the traces of agent traffic, have another digest than the claim wants.",
         "Get the file the claim was written for, or pin the new digest on purpose.",
+    ),
+    "PRF-003": Explanation(
+        "Traces of agent traffic cannot be replayed on this target: missing, not in the Weka "
+        "format, longer than its context, or fewer trees than are to run at once.",
+        "The message names the file and what is wrong; docs/agent.md states the format.",
     ),
     "EVL-001": Explanation(
         "The data file of an external eval is missing or cannot be read. It is never replaced by "

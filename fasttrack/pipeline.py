@@ -28,6 +28,7 @@ from fasttrack.engine import get as get_engine
 from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError, Interrupted, RunError
 from fasttrack.evals import manifest
+from fasttrack.perf.agent import client, traces
 from fasttrack.report import build, markdown
 from fasttrack.schema import (
     STAGES,
@@ -93,6 +94,10 @@ class Options:
     """Data files of external evals that lie elsewhere than the claim says, by eval."""
     jobs: int = 1
     """Units at once, of the stages that time nothing."""
+    agent: bool = False
+    """Replay agent traffic, whatever the tier."""
+    aiperf: Path | None = None
+    """The program that replays it; None: look for it."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +117,10 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
     the same call continues there. `KeyboardInterrupt` becomes `Interrupted` RUN-001.
     """
     claim = frozen.claim
-    made = plan.make(claim, options.target, options.tier, options.seed)
+    made = plan.make(claim, options.target, options.tier, options.seed, options.agent)
     target = claim.targets[options.target]
+    if made.agent_cells and "perf" in options.stages:
+        traces.load(claim, options.target, frozen.folder)  # a bad file shows before hours of work
     items = manifest.load(claim, options.target, frozen.folder, options.data)
     engine = get_engine(target.engine)
     if set(options.stages) - WITHOUT_ENGINE:
@@ -143,6 +150,8 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             cell=options.cell,
             base=options.base,
             data=options.data,
+            agent=claim.agent_traffic(options.target, options.tier, options.agent),
+            aiperf=client.find(options.aiperf, options.cache),
             journal=folder / "journal",
             earlier=run.records,
             # Blocks run one after the other, so the answer for a block stays what it is.
@@ -222,6 +231,7 @@ def _freeze(
         seed=options.seed,
         stages=stages,
         cell=options.cell,
+        agent=options.agent,
         command=options.command,
         claim_sha256=frozen.claim.digest(),
         policy_sha256=options.policy.digest(),

@@ -16,6 +16,7 @@ from fasttrack.evals.task import MIN_PROMPT_TOKENS, prompt_room
 from fasttrack.perf.window import PREFILL_ROUNDS
 from fasttrack.schema import STAGES, Arm, Cell, Claim, Target, Tier
 from fasttrack.schema._json import digest
+from fasttrack.schema.claim import Shape
 from fasttrack.schema.record import Stage
 
 PLAN_SCHEMA = "fasttrack.plan/v1"
@@ -58,6 +59,10 @@ STEP_S = {"vllm": 0.03, "fake": 1e-4}
 SPARE_S = 0.1
 """A spare block is expected to have nothing to measure."""
 OP_S = {"vllm": 0.01, "fake": 0.002}
+AGENT_S = {"vllm": 45.0, "fake": 0.1}
+"""A replay of the shipped traces, one tree at a time; the client's own start is most of it."""
+AGENT_BLOCKS: Mapping[Tier, int] = {Tier.SMOKE: 1, Tier.STANDARD: 2, Tier.FULL: 4}
+"""Blocks of four sessions that replay agent traffic. Fewer than two describe and decide nothing."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class Plan:
     seed: int
     amounts: Amounts
     cells: tuple[Cell, ...]
+    agent_cells: tuple[str, ...]
+    """Names of the cells of agent traffic."""
     units: tuple[Unit, ...]
 
     def json_value(self) -> dict[str, Any]:
@@ -96,7 +103,7 @@ class Plan:
             "tier": self.tier.value,
             "seed": self.seed,
             "amounts": self.amounts.__dict__,
-            "cells": [cell.id for cell in self.cells],
+            "cells": [*(cell.id for cell in self.cells), *self.agent_cells],
             "units": [f"{unit.stage}/{unit.name}" for unit in self.units],
         }
 
@@ -126,8 +133,8 @@ def check_target(claim: Claim, target: str) -> Target:
     return claim.targets[target]
 
 
-def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
-    """The plan of a claim on one target.
+def make(claim: Claim, target: str, tier: Tier, seed: int, agent: bool = False) -> Plan:
+    """The plan of a claim on one target; `agent`: with agent traffic, whatever the tier.
 
     Raises `UsageError` CLM-004 for an unknown target, CLM-005 for a grid without room to decode.
     """
@@ -168,7 +175,8 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
             add("evals", f"{name}-{arm}", boot + external.samples * external.answer_tokens * step,
                 arm=arm, external=name)  # fmt: skip
     blocks = amounts.blocks + amounts.spare_blocks
-    for turn, shape in enumerate(sorted({cell.shape for cell in cells})):
+    shapes = sorted({cell.shape for cell in cells})
+    for turn, shape in enumerate(shapes):
         session = boot + sum(
             cell_cost_s(cell, amounts, engine)
             for cell in cells
@@ -181,7 +189,18 @@ def make(claim: Claim, target: str, tier: Tier, seed: int) -> Plan:
                     session if index < amounts.blocks else SPARE_S,
                     block=block, position=position, arm=arm, shape=list(shape),
                     pairs=2 * amounts.blocks, window_steps=amounts.window_steps)  # fmt: skip
-    return Plan(claim, target, tier, seed, amounts, cells, tuple(units))
+    traffic = claim.agent_traffic(target, tier, agent)
+    if traffic is not None:
+        session = boot + len(traffic.concurrency) * AGENT_S.get(engine, 60.0)
+        for index, order in enumerate(orders(AGENT_BLOCKS[tier], seed)):
+            for position, arm in enumerate(order):
+                # Numbered on, so that every block of the stage has a number of its own.
+                block = len(shapes) * blocks + index
+                add("perf", f"agent{block}-{position}-{arm}", session,
+                    block=block, position=position, arm=arm, agent=list(traffic.concurrency),
+                    shape=list(Shape(claim.targets[target].tensor_parallel_size)))  # fmt: skip
+    named = traffic.cells if traffic is not None else ()
+    return Plan(claim, target, tier, seed, amounts, cells, named, tuple(units))
 
 
 def cell_cost_s(cell: Cell, amounts: Amounts, engine: str) -> float:

@@ -39,6 +39,20 @@ def median(values: Sequence[float]) -> float:
     return (ordered[half - 1] + ordered[half]) / 2
 
 
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of them lies, between neighbours in proportion.
+
+    As numpy's `percentile` by default, so as vLLM's and aiperf's benchmarks print it.
+    """
+    if not values:
+        raise ValueError("quantile of nothing")
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
 def _beta_fraction(a: float, b: float, x: float) -> float:
     """Continued fraction of the incomplete beta function (modified Lentz)."""
     tiny = 1e-300

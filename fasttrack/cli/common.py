@@ -54,6 +54,14 @@ DataOption = Annotated[
     ),
 ]
 
+AgentOption = Annotated[
+    bool,
+    typer.Option(
+        "--agent",
+        help="Also replay agent traffic, through aiperf; tier smoke leaves it out otherwise.",
+    ),
+]
+
 
 def data_files(values: list[str] | None) -> dict[str, Path]:
     """What `DataOption` was given, by eval; raises `UsageError` USE-001 for another form."""

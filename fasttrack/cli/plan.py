@@ -13,6 +13,7 @@ from fasttrack import plan as planning
 from fasttrack import timings
 from fasttrack.claim import load
 from fasttrack.cli.common import (
+    AgentOption,
     FolderArgument,
     JsonOption,
     TargetOption,
@@ -38,6 +39,7 @@ def plan(
     cache: Annotated[
         Path, typer.Option(help="Where earlier runs of this machine left their times.")
     ] = Path(".fasttrack"),
+    agent: AgentOption = False,
     launch: Annotated[
         bool, typer.Option("--launch", help="Print the commands that start each arm, nothing else.")
     ] = False,
@@ -50,13 +52,13 @@ def plan(
         lines = _launch(claim, folder, planning.check_target(claim, chosen), chosen)
         emit({"launch": lines} if as_json else "\n".join(lines), as_json=as_json)
         return 0
-    made = planning.make(claim, chosen, tier, seed)
+    made = planning.make(claim, chosen, tier, seed, agent)
     known = timings.calibration(cache, chosen)
     cost = {stage: sum(_seconds(unit, known) for unit in made.stage(stage)) for stage in STAGES}
     total = sum(cost.values())
     ranks = claim.targets[chosen].tensor_parallel_size
     dearest = _dearest(made, known)
-    smaller = _smaller(claim, chosen, made, known)
+    smaller = _smaller(claim, chosen, made, known, agent)
     if as_json:
         emit(
             {
@@ -141,13 +143,13 @@ def _dearest(made: planning.Plan, known: timings.Calibration) -> list[tuple[str,
 
 
 def _smaller(
-    claim: Claim, target: str, made: planning.Plan, known: timings.Calibration
+    claim: Claim, target: str, made: planning.Plan, known: timings.Calibration, agent: bool
 ) -> dict[str, Any]:
     """Per lower tier: its estimate, and what it measures less of."""
     tiers = list(Tier)
     told = {}
     for tier in tiers[: tiers.index(made.tier)]:
-        units = planning.make(claim, target, tier, made.seed).units
+        units = planning.make(claim, target, tier, made.seed, agent).units
         seconds = sum(_seconds(unit, known) for unit in units)
         told[tier.value] = {
             "estimate_s": round(seconds),

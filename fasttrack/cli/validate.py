@@ -14,6 +14,7 @@ from fasttrack.bundle import sign as signing
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.claim import load, load_policy
 from fasttrack.cli.common import (
+    AgentOption,
     Bar,
     DataOption,
     FolderArgument,
@@ -62,6 +63,15 @@ def validate(
         ),
     ] = None,
     data: DataOption = None,
+    agent: AgentOption = False,
+    aiperf: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="FASTTRACK_AIPERF",
+            help="The program aiperf, in an environment of its own. Default: .fasttrack/aiperf, or "
+            "on the path.",
+        ),
+    ] = None,
     policy: PolicyOption = None,
     key: Annotated[
         Path | None,
@@ -118,6 +128,8 @@ def validate(
         ray=ray,
         data=data_files(data),
         jobs=jobs,
+        agent=agent,
+        aiperf=aiperf,
     )
     bar = Bar()
     try:

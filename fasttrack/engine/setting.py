@@ -12,6 +12,7 @@ from typing import Any
 
 from fasttrack.engine.base import Engine, Generation, Launch, Session, check_switch
 from fasttrack.schema import Arm, Claim, PathRecord, Record, SessionRecord, Target
+from fasttrack.schema.claim import AgentTraffic
 from fasttrack.schema.record import Stage
 
 Progress = Callable[[str], None]
@@ -57,6 +58,10 @@ class Setting:
     """Reference of the protected branch; None: as CI says, else the default branch."""
     data: Mapping[str, Path] = field(default_factory=dict)
     """Files of external evals that lie elsewhere on this machine than the claim says, by eval."""
+    agent: AgentTraffic | None = None
+    """Agent traffic of the run."""
+    aiperf: Path | None = None
+    """The program that replays agent traffic; None: look for it."""
     settled: Callable[[int, int], frozenset[str]] = lambda block, pairs: frozenset()
     """Perf cells of which the rule needs no further block, by the blocks before this one and the
     number of valid pairs that are planned."""

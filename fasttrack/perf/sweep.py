@@ -16,6 +16,7 @@ from fasttrack.engine.base import Generation, Session
 from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
 from fasttrack.errors import RunError
 from fasttrack.perf import monitors, prompts, routing, traffic
+from fasttrack.perf.agent import replay
 from fasttrack.perf.window import WARM_UP_STEPS
 from fasttrack.schema import Arm, Cell, MonitorRecord, Record, RefusalRecord, SampleRecord
 from fasttrack.schema.claim import Shape
@@ -24,7 +25,9 @@ DEFAULT_BUDGET = 2048
 
 
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
-    """Measure all cells in one boot."""
+    """Measure all cells in one boot, or replay agent traffic in it."""
+    if "agent" in spec:
+        return replay.run(setting, spec)
     arm: Arm = spec["arm"]
     name = f"perf-b{spec['block']}-{spec['position']}-{arm}"
     shape = Shape(*spec["shape"])

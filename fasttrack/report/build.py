@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fasttrack.bundle.reader import Bundle
-from fasttrack.report import evidence, origin, timeline
+from fasttrack.report import agent, evidence, origin, timeline
 from fasttrack.report.model import Report, Section, clean, rank, table, urgency
 from fasttrack.report.tally import Tally, count
 from fasttrack.schema import Record, State, Verdict
@@ -32,6 +32,7 @@ QUESTIONS = {
     "quality": "Are answers as good as stock's?",
     "prompts": "Do the sweep's prompts use the model's experts as text does?",
     "speed": "Is decoding as fast as claimed?",
+    "agent": "Does replayed agent traffic count, and is it no slower?",
     "stages": "Was every stage run?",
 }
 
@@ -87,6 +88,7 @@ def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:
     yield _attention(bundle.verdicts)
     yield _by_rule(bundle.verdicts)
     yield evidence.speed(bundle, tally)
+    yield agent.section(bundle, tally)
     yield evidence.isolation(bundle)
     yield evidence.paths(bundle, tally)
     yield evidence.proofs(bundle, tally)

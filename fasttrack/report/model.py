@@ -172,7 +172,7 @@ def times(value: float | None) -> str:
 
 def shown(verdict: Verdict) -> Callable[[float | None], str]:
     """How a verdict's numbers are written."""
-    return times if verdict.rule in ("speed", "numerics") else number
+    return times if verdict.rule in ("speed", "numerics", "agent") else number
 
 
 def interval(verdict: Verdict) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fasttrack.schema import (
+    AgentRecord,
     Arm,
     ConductRecord,
     FailureRecord,
@@ -91,6 +92,8 @@ class Tally:
     energy: dict[Arm, Energy] = field(default_factory=dict)
     """Of perf sessions, where the machine tells it."""
     timelines: dict[Arm, TimelineRecord] = field(default_factory=dict)
+    replays: list[AgentRecord] = field(default_factory=list)
+    """Replays of agent traffic that were made."""
     places: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Sessions by (node, machine), of a run on a cluster."""
 
@@ -128,6 +131,9 @@ def count(records: Iterable[Record]) -> Tally:
                 tally.failures.append(record)
         elif isinstance(record, TimelineRecord):
             tally.timelines[record.arm] = record
+        elif isinstance(record, AgentRecord):
+            if record.turns and len(tally.replays) < MOST_KEPT:
+                tally.replays.append(record)
         elif isinstance(record, SampleRecord):
             _, before = samples.get(record.session, (record.arm, 0))
             tokens = before + record.prompt_tokens + record.output_tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fasttrack.rules import (
+    agent,
     features,
     hoist,
     isolation,
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     *quality.RULES,
     *routing.RULES,
     *speed.RULES,
+    *agent.RULES,
 )
 _TIER_ORDER = tuple(Tier)
 
@@ -149,6 +151,8 @@ def _untested(case: Case, verdicts: Sequence[Verdict]) -> list[str]:
         scope.append("acceptance of draft tokens: it was simulated, for times alone")
     if "mixed" not in grid.workload:
         scope.append("speed while requests come and go")
+    if "perf" in case.run.stages and not any(v.rule == "agent" for v in verdicts):
+        scope.append("agent traffic: turns with tool stalls, sub-agents and reused prefixes")
     shown = {v.cell: v.state for v in verdicts if v.rule == "features"}
     without = [name for name, state in shown.items() if state is not State.PASS]
     if without or not shown:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from fasttrack.rules.base import Case, Finding, Rule, path_verdict
 from fasttrack.schema import (
+    AgentRecord,
     FeatureRecord,
     ItemRecord,
     PathRecord,
@@ -192,6 +193,10 @@ def _expected(case: Case, stage: str) -> set[str]:
         record.cell
         for record in case.records(SampleRecord)
         if record.arm == "candidate" and not record.cell.startswith("prefill/")
+    } | {
+        record.cell
+        for record in case.records(AgentRecord)
+        if record.arm == "candidate" and record.status == "ok"
     }
 
 

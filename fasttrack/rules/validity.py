@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from fasttrack import stats
 from fasttrack.perf.window import PREFILL_ROUNDS, prefill_rounds, window
 from fasttrack.rules.base import Case
-from fasttrack.schema import Cell, MonitorRecord, PathRecord, SampleRecord, SessionRecord
+from fasttrack.schema import (
+    AgentRecord,
+    Cell,
+    MonitorRecord,
+    PathRecord,
+    SampleRecord,
+    SessionRecord,
+)
 from fasttrack.schema.record import Scalar
 
 MIN_WINDOW_STEPS = 8
@@ -71,14 +78,18 @@ def machine_problems(case: Case) -> dict[str, str]:
     Only targets that give evidence need a machine of their own; a simulated engine has none.
     """
     watched = {r.session: r.values for r in case.records(MonitorRecord) if r.stage == "perf"}
-    problems = _elsewhere(case.records(SampleRecord), watched)
+    measured: list[SampleRecord | AgentRecord] = [
+        *case.records(SampleRecord),
+        *case.records(AgentRecord),
+    ]
+    problems = _elsewhere(measured, watched)
     if case.target.role != "evidence" or case.target.engine == SIMULATED_ENGINE:
         return problems
     return {name: why or _foreign(watched.get(name, {}), case) for name, why in problems.items()}
 
 
 def _elsewhere(
-    samples: Sequence[SampleRecord], watched: Mapping[str, Mapping[str, Scalar]]
+    samples: Sequence[SampleRecord | AgentRecord], watched: Mapping[str, Mapping[str, Scalar]]
 ) -> dict[str, str]:
     """Whether sessions ran where those ran with which they are compared.
 

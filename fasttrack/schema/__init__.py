@@ -1,5 +1,6 @@
 """The nouns that travel between rooms; import them from here."""
 
+from fasttrack.schema.agent import AgentRecord, AgentTurn, PlannedTree
 from fasttrack.schema.claim import ARMS, Arm, Cell, Claim, Sentence, Target, Tier
 from fasttrack.schema.evidence import (
     FileEntry,
@@ -49,6 +50,8 @@ from fasttrack.schema.verdict import Outcome, State, Verdict
 __all__ = [
     "ARMS",
     "STAGES",
+    "AgentRecord",
+    "AgentTurn",
     "Arm",
     "Cell",
     "Check",
@@ -71,6 +74,7 @@ __all__ = [
     "Outcome",
     "PathRecord",
     "PathStep",
+    "PlannedTree",
     "PlantResult",
     "Policy",
     "Provenance",

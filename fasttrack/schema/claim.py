@@ -211,6 +211,38 @@ class PromptSet(Frozen):
     """Digest the file must have."""
 
 
+class AgentTraffic(Frozen):
+    """Recorded conversations of agents, replayed against the engine's server: tool stalls,
+    sub-agents, shared prefixes. Lengths, timing and structure are the traces', words made up."""
+
+    traces: str | None = Field(default=None, min_length=1, max_length=400)
+    """Path from the optimization's folder: a folder of `.json` files in the Weka format, or one of
+    them; by default the project's own traces."""
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    """Digest the traces must have, as every report of a replay tells it."""
+    concurrency: tuple[Positive, ...] = Field(default=(1,), min_length=1)
+    """Trees of conversations that run at once, each its own cell; sub-agents come on top."""
+    tiers: tuple[Tier, ...] = (Tier.STANDARD, Tier.FULL)
+    """Tiers that replay them; `--agent` does so at any."""
+    idle_cap_s: float = Field(default=10.0, gt=0, le=600)
+    """Longest stall of the whole system that is waited out."""
+    request: Mapping[str, Any] = Field(default_factory=dict)
+    """Further fields of every request, equal in both arms, e.g. `allowed_token_ids`."""
+    engine_args: Mapping[str, Any] = Field(default_factory=dict)
+    """Further engine arguments of these boots, equal in both arms."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Names of its cells: ``agent/concurrency=1``."""
+        return tuple(f"agent/concurrency={count}" for count in self.concurrency)
+
+    @model_validator(mode="after")
+    def _no_repeats(self) -> AgentTraffic:
+        if len(set(self.concurrency)) != len(self.concurrency):
+            raise ValueError("concurrency names a value twice")
+        return self
+
+
 class Drafts(Frozen):
     """How cells with draft tokens get them, equally in both arms."""
 
@@ -276,6 +308,8 @@ class Target(Frozen):
     """Text of the sweep's prompts; by default the project's own."""
     trace: Trace = Trace()
     drafts: Drafts = Drafts()
+    agent: AgentTraffic | None = None
+    """Agent traffic to be replayed; by default none, unless asked for by `--agent`."""
     baseline_note: str = ""
     """What stock is on this target, shown in the report (e.g. that it is the plugin's own)."""
 
@@ -431,6 +465,13 @@ class Claim(Frozen):
     def cells(self, target: str) -> tuple[Cell, ...]:
         """The cells of a target, in the order of its axes."""
         return tuple(_cells(self.targets[target]))
+
+    def agent_traffic(self, target: str, tier: Tier, asked: bool) -> AgentTraffic | None:
+        """The agent traffic that a run replays; None for none. `asked`: by `--agent`."""
+        declared = self.targets[target].agent
+        if asked:
+            return declared or AgentTraffic()
+        return declared if declared is not None and tier in declared.tiers else None
 
 
 def _cells(target: Target) -> Iterator[Cell]:

@@ -123,6 +123,8 @@ class RunInfo(Frozen):
     plan_sha256: str
     evals_sha256: str = ""
     """Of `claim/evals.json`, the frozen items of external evals; empty where there are none."""
+    agent: bool = False
+    """Whether agent traffic was asked for on the command line (`--agent`)."""
     harness_version: str
     created_utc: str
     self_test: SelfTest | None = None

@@ -56,6 +56,8 @@ class SpeedPolicy(Frozen):
     must lie from random tokens in their choice of experts."""
     acceptance_margin: float = Field(default=0.02, ge=0, le=1)
     """Difference between the arms' accepted shares of draft tokens that counts as none."""
+    cache_margin: float = Field(default=0.02, ge=0, le=1)
+    """Difference between the arms' prefix cache hit rates that counts as none, in agent traffic."""
     max_foreign_cpu_share: float = Field(default=0.1, ge=0, le=1)
     """Of the machine's CPU time, what processes of others may use while evidence is measured; runs
     of the role `development` only tell it."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from fasttrack.schema._json import loads
+from fasttrack.schema.agent import AgentRecord
 from fasttrack.schema.claim import Arm, Frozen
 
 Scalar = str | int | float | bool | None
@@ -544,6 +545,7 @@ Record = Annotated[
     | TwinRecord
     | StateRecord
     | RefusalRecord
+    | AgentRecord
     | FailureRecord,
     Field(discriminator="kind"),
 ]

@@ -532,6 +532,52 @@ REASONS: dict[str, Explanation] = {
         "Sessions of one run differ in more than the switch (build, flags, checkpoint).",
         "Nothing may be upgraded or reconfigured during a run.",
     ),
+    "AGT-CLIENT": Explanation(
+        "Agent traffic was to be replayed, and aiperf is not installed. Nothing else of the run is "
+        "lost; nothing is assumed of the traffic.",
+        "Install it into an environment of its own, with the command in the detail, or name it by "
+        "--aiperf or FASTTRACK_AIPERF; then run again. Without --agent tier smoke does not ask.",
+    ),
+    "AGT-SERVER": Explanation(
+        "Agent traffic needs an engine with an OpenAI-compatible server and a checkpoint with a "
+        "tokenizer.",
+        "Use a target of the engine vllm, or leave agent traffic out.",
+    ),
+    "AGT-FAILED": Explanation(
+        "A replay of agent traffic came to no end: the server did not start or died, or the client "
+        "left nothing to read.",
+        "The message is quoted; the server's and the client's logs are in the run folder.",
+    ),
+    "AGT-TRACES": Explanation(
+        "Sessions of one cell replayed different traces, or others than the claim pins.",
+        "Nothing may change during a run; begin a new one with --fresh.",
+    ),
+    "AGT-REQUESTS": Explanation(
+        "Requests of the traces failed, are missing, or were answered with another length than "
+        "the trace's. A server that sheds load looks fast; a client may end with status 0 all the "
+        "same.",
+        "The detail quotes the first errors. A prompt that does not fit needs shorter traces or a "
+        "larger max_model_len.",
+    ),
+    "AGT-COUNTS": Explanation(
+        "The client's sum of requests or tokens is not what the server's own counters say.",
+        "Nobody else may use the server meanwhile; look for requests that were given up.",
+    ),
+    "AGT-CACHE": Explanation(
+        "The arms found different shares of their prompts in the prefix cache, or a session began "
+        "with a warm one: times would compare caches.",
+        "Keep prefix caching on and the block size equal in both arms; ask nothing before.",
+    ),
+    "AGT-TIMES": Explanation(
+        "Token times of a replay cannot be believed: missing, out of order, or beyond the "
+        "harness's own clock.",
+        "The server has to stream, with a count of tokens in every packet.",
+    ),
+    "AGT-FEW": Explanation(
+        "Too few pairs of engine boots replayed agent traffic to judge interactivity: it is "
+        "described, without an interval.",
+        "Use tier standard or full. Tails of few requests are never judged.",
+    ),
     "RUN-PARTIAL": Explanation(
         "The run was made with --only or --skip: it is for its author and never admissible.",
         "Run `fasttrack validate FOLDER` in full.",

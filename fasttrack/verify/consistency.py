@@ -16,6 +16,7 @@ from itertools import pairwise
 from fasttrack.bundle.reader import Bundle
 from fasttrack.errors import VerificationFailed
 from fasttrack.schema import (
+    AgentRecord,
     MonitorRecord,
     PathRecord,
     Record,
@@ -32,6 +33,7 @@ from fasttrack.verify.facts import Contradiction, Facts
 
 _Of = (
     SampleRecord
+    | AgentRecord
     | PathRecord
     | MonitorRecord
     | RoutingRecord
@@ -124,6 +126,7 @@ def _overlaps(facts: Facts) -> Iterator[Contradiction]:
 def _references(facts: Facts) -> Iterator[Contradiction]:
     named: list[tuple[_Of, str, str | None]] = [
         *((r, "perf", r.arm) for r in facts.samples),
+        *((r, "perf", r.arm) for r in facts.replays if r.turns),
         *((r, r.stage, r.arm) for r in facts.of(PathRecord)),
         *((r, r.stage, None) for r in facts.of(MonitorRecord)),
         *((r, "perf", "base") for r in facts.of(RoutingRecord)),
@@ -145,12 +148,19 @@ def _cells(facts: Facts) -> Iterator[Contradiction]:
     for sample in facts.samples:
         if sample.cell not in cells:
             yield Contradiction("VER-086", f"{sample.cell} is not in the target's grid", sample)
+    run = facts.run
+    traffic = facts.claim.agent_traffic(run.target, run.tier, run.agent)
+    planned = traffic.cells if traffic is not None else ()
+    for replay in facts.replays:
+        if replay.cell not in planned:
+            yield Contradiction("VER-086", f"{replay.cell} was not planned", replay)
 
 
 def _blocks(facts: Facts) -> Iterator[Contradiction]:
-    blocks: dict[int, dict[int, SampleRecord]] = defaultdict(dict)
+    blocks: dict[int, dict[int, SampleRecord | AgentRecord]] = defaultdict(dict)
     taken: set[tuple[int, int, str]] = set()
-    for sample in facts.samples:
+    measured: list[SampleRecord | AgentRecord] = [*facts.samples, *facts.replays]
+    for sample in measured:
         place = (sample.block, sample.position, sample.cell)
         first = blocks[sample.block].setdefault(sample.position, sample)
         if place in taken or not 0 <= sample.position < 4 or first.session != sample.session:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from fasttrack.rules.validity import SIMULATED_ENGINE
-from fasttrack.schema import Claim, Record, RunInfo, SampleRecord, SessionRecord
+from fasttrack.schema import AgentRecord, Claim, Record, RunInfo, SampleRecord, SessionRecord
 
 R = TypeVar("R")
 
@@ -46,6 +46,11 @@ class Facts:
         for record in self.of(SessionRecord):
             named.setdefault(record.session, record)
         return named
+
+    @cached_property
+    def replays(self) -> list[AgentRecord]:
+        """All replays of agent traffic."""
+        return self.of(AgentRecord)
 
     @cached_property
     def samples(self) -> list[SampleRecord]:

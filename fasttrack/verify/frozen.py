@@ -75,7 +75,7 @@ def _check_plan(bundle: Bundle) -> None:
             cell=layout.CLAIM,
         )
     try:
-        expected = planning.make(claim, run.target, run.tier, run.seed).json_value()
+        expected = planning.make(claim, run.target, run.tier, run.seed, run.agent).json_value()
     except UsageError as error:
         raise VerificationFailed("VER-054", error.cause, cell=layout.PLAN) from error
     expected["claim_sha256"] = run.claim_sha256

@@ -20,6 +20,7 @@ from fasttrack.errors import VerificationFailed
 from fasttrack.report import markdown
 from fasttrack.report.build import build
 from fasttrack.schema import (
+    AgentRecord,
     CompiledRecord,
     ConductRecord,
     FeatureRecord,
@@ -58,6 +59,7 @@ _STAGE_OF_KIND: dict[type[Any], str] = {
     SampleRecord: "perf",
     RoutingRecord: "perf",
     RefusalRecord: "perf",
+    AgentRecord: "perf",
     TraceRecord: "path",
     TimelineRecord: "path",
     TwinRecord: "path",

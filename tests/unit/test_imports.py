@@ -26,7 +26,7 @@ CORE = " ".join(re.split(r"[^\w-]", need)[0] for need in PYPROJECT["project"]["d
 # Pure files that both a measuring room and the verifier need.
 LEAVES = (
     "stats folders ranges correctness.compare evals.pairing evals.task evals.tasks evals.scorers "
-    "evals.manifest evals.source perf.window"
+    "evals.manifest evals.source perf.window perf.agent.measure"
 )
 ROOM = "errors schema engine stats"
 
@@ -58,6 +58,9 @@ FASTTRACK = {
     "evals.tasks": "errors schema stats evals.task evals.tasks",
     "perf.__init__": "",
     "perf.window": "errors schema stats",
+    "perf.agent.__init__": "",
+    "perf.agent.measure": "schema stats",
+    "perf.agent.traces": "errors schema",
     "engine": "errors schema engine ranges",
     "claim": "errors schema",
     "plan": "errors schema evals.task perf.window",
@@ -71,7 +74,7 @@ FASTTRACK = {
     "perf": f"{ROOM} perf",
     "rules": f"errors schema rules {LEAVES}",
     "bundle": "errors schema bundle",
-    "report": "errors schema bundle report",
+    "report": "errors schema bundle report perf.agent.measure",
     "verify": f"errors schema plan rules bundle report verify selftest.catalogue {LEAVES}",
     "gate": "errors schema claim bundle report verify gate",
     "selftest.__init__": "",
@@ -82,7 +85,7 @@ FASTTRACK = {
     "cluster": f"{ROOM} folders stages bundle.provenance cluster",
     "beside": f"{ROOM} plan",
     "pipeline": f"{ROOM} beside selftest cluster claim plan checkpoints timings folders stages "
-    "rules bundle report evals.manifest",
+    "rules bundle report evals.manifest perf.agent.traces perf.agent.client",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.
