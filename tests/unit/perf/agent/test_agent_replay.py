@@ -20,8 +20,14 @@ from fasttrack.engine.setting import Setting
 from fasttrack.errors import RunError, UsageError
 from fasttrack.perf import sweep
 from fasttrack.perf.agent import client, replay
-from fasttrack.schema import AgentRecord, EngineStep, MonitorRecord, PathRecord, PathStep
-from fasttrack.schema import SessionRecord
+from fasttrack.schema import (
+    AgentRecord,
+    EngineStep,
+    MonitorRecord,
+    PathRecord,
+    PathStep,
+    SessionRecord,
+)
 from fasttrack.schema.claim import AgentTraffic
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -32,9 +38,7 @@ class Server(ServerSession):
     """Answers as a server's session does; `dead` after so many questions about its steps."""
 
     def __init__(self, launch: Launch, dead: int | None) -> None:
-        self.info = SessionInfo(
-            switch="latency_specialized", fingerprint={"timer": "perf_counter"}
-        )
+        self.info = SessionInfo(switch="latency_specialized", fingerprint={"timer": "perf_counter"})
         self.url, self.model, self.peak_rss_mib = "http://127.0.0.1:1", "served", None
         self.launch, self._left, self.asked = launch, dead, 0
 
