@@ -149,10 +149,11 @@ def _untested(case: Case, verdicts: Sequence[Verdict]) -> list[str]:
         scope.append("speed with draft tokens")
     elif case.target.drafts.acceptance is not None:
         scope.append("acceptance of draft tokens: it was simulated, for times alone")
-    if "mixed" not in grid.workload:
-        scope.append("speed while requests come and go")
-    if "perf" in case.run.stages and not any(v.rule == "agent" for v in verdicts):
-        scope.append("agent traffic: turns with tool stalls, sub-agents and reused prefixes")
+    traffic = [] if "mixed" in grid.workload else ["while requests come and go"]
+    if not any(verdict.rule == "agent" for verdict in verdicts):
+        traffic.append("with agents' traffic: turns, tool stalls, sub-agents, reused prefixes")
+    if traffic:
+        scope.append(f"speed {' or '.join(traffic)}")
     shown = {v.cell: v.state for v in verdicts if v.rule == "features"}
     without = [name for name, state in shown.items() if state is not State.PASS]
     if without or not shown:

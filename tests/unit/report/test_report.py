@@ -41,7 +41,7 @@ def test_every_part_is_there(run_folder: Path) -> None:
     report = made(run_folder)
     titles = [section.title for section in report.sections]
     assert titles == [
-        "What needs attention", "Verdicts", "Speed", "Isolation", "Path evidence",
+        "What needs attention", "Verdicts", "Speed", "Agent traffic", "Isolation", "Path evidence",
         "Path proofs", "Layer timeline",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
     ]  # fmt: skip

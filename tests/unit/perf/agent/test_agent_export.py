@@ -1,5 +1,5 @@
-"""Protects the way from aiperf's files to a verdict, on files of a real run: each request once, times
-from the packets, and what aiperf keeps quiet about is found."""
+"""Protects the way from aiperf's files to a verdict, on files of a real run: each request once,
+times from the packets, and what aiperf keeps quiet about is found."""
 
 from __future__ import annotations
 
