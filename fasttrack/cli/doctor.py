@@ -24,7 +24,7 @@ PACKAGES = (
     ("sigstore", "sigstore"),
     ("cutlass", "cuda"),
 )
-PROGRAMS = ("git", "ssh-keygen", "g++", "nvidia-smi", "compute-sanitizer")
+PROGRAMS = ("git", "ssh-keygen", "g++", "nvidia-smi", "compute-sanitizer", "aiperf")
 
 
 def doctor(as_json: JsonOption = False) -> int:

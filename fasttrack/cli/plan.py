@@ -87,6 +87,9 @@ def plan(
     table.add_row("all", str(len(made.units)), clock(total), "")
     console.print(table)
     console.print(f"{len(made.cells)} perf cells: {made.cells[0].id} ... {made.cells[-1].id}")
+    if made.agent_cells:
+        cells = ", ".join(made.agent_cells)
+        console.print(f"agent traffic, through aiperf: {cells} (docs/agent.md)", markup=False)
     for cell, seconds in dearest:
         console.print(f"dear: {cell}, at most {clock(seconds)}", markup=False)
     for name, told in smaller.items():

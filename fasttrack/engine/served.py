@@ -2,23 +2,22 @@
 
 The server is kept by the engine's own child (`Engine.server`); requests are sent by a client of the
 caller's choice. Counters are read from the server's ``/metrics``, by this process: a second count
-beside the client's. Read by `perf.agent`.
+beside the client's. Read by `perf.agent` and external evals.
 """
 
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from urllib.parse import urlsplit
 
 from fasttrack.engine.base import Engine, Generation, Launch, Session
 from fasttrack.errors import RunError
 from fasttrack.schema import EngineStep, PathStep
 
-ANSWER_S = 60.0
 COUNTERS = {
     "requests": ("vllm:request_success_total",),
     "prompt_tokens": ("vllm:prompt_tokens_total",),
@@ -50,7 +49,9 @@ class ServerSession(Session):
     def __init__(self, session: Session) -> None:
         super().__init__(session._child, session.info, session._timeout_s)
         where, _ = self._child.call("address", self._timeout_s)
-        parts = urlsplit(str(where["url"]))
+        self.chat_url = str(where["url"])
+        """Of chat completions."""
+        parts = urlsplit(self.chat_url)
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.model = str(where["model"])
 
@@ -66,11 +67,11 @@ class ServerSession(Session):
             "temperature": 0,
             "ignore_eos": True,
         }
-        self._get("/v1/chat/completions", json.dumps(body).encode())
+        self._http(self.chat_url, json.dumps(body).encode())
 
     def counters(self) -> dict[str, int]:
         """`COUNTERS` since the server's start; one that it does not tell is left out."""
-        return counted(self._get("/metrics").decode("utf-8", "replace"))
+        return counted(self._http(f"{self.url}/metrics").decode("utf-8", "replace"))
 
     def ran(self) -> Generation:
         """Steps since the last time, as scheduler and optimization tell them; no answers.
@@ -92,15 +93,13 @@ class ServerSession(Session):
             drafted=tuple(told["drafted"]),
         )
 
-    def _get(self, path: str, body: bytes | None = None) -> bytes:
-        request = urllib.request.Request(
-            self.url + path, body, {"Content-Type": "application/json"}
-        )
+    def _http(self, url: str, body: bytes | None = None) -> bytes:
+        request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as answer:
                 return bytes(answer.read())
-        except (OSError, urllib.error.URLError) as error:
-            raise RunError("ENG-006", f"the server's {path}: {error}") from error
+        except (OSError, HTTPException) as error:
+            raise RunError("ENG-006", f"{urlsplit(url).path}: {error}") from error
 
 
 def counted(text: str) -> dict[str, int]:

@@ -150,7 +150,7 @@ def _untested(case: Case, verdicts: Sequence[Verdict]) -> list[str]:
     elif case.target.drafts.acceptance is not None:
         scope.append("acceptance of draft tokens: it was simulated, for times alone")
     traffic = [] if "mixed" in grid.workload else ["while requests come and go"]
-    if not any(verdict.rule == "agent" for verdict in verdicts):
+    if "perf" in case.run.stages and not any(verdict.rule == "agent" for verdict in verdicts):
         traffic.append("with agents' traffic: turns, tool stalls, sub-agents, reused prefixes")
     if traffic:
         scope.append(f"speed {' or '.join(traffic)}")

@@ -20,8 +20,8 @@ from lm_eval.models.api_models import JsonChatStr
 from lm_eval.models.openai_completions import LocalChatCompletion
 
 from fasttrack.engine.base import Answer, Engine, Generation, Launch, Request, Session
+from fasttrack.engine.served import ServerSession
 from fasttrack.errors import UsageError
-from fasttrack.schema import EngineStep, PathStep
 
 ALTERNATIVES = 2
 
@@ -57,15 +57,14 @@ class _Client(LocalChatCompletion):
         return [outputs]
 
 
-class ServedSession(Session):
+class ServedSession(ServerSession):
     """A running server, with what of a session external evals need."""
 
     def __init__(self, session: Session, said: dict[tuple[int, ...], str]) -> None:
-        super().__init__(session._child, session.info, session._timeout_s)
-        where, _ = self._child.call("address", self._timeout_s)
+        super().__init__(session)
         logging.getLogger("lm_eval.models").setLevel(logging.CRITICAL)
         self._client = _Client(
-            base_url=where["url"], model=where["model"], tokenizer_backend=None, max_retries=1
+            base_url=self.chat_url, model=self.model, tokenizer_backend=None, max_retries=1
         )
         self._said = said
 
@@ -94,19 +93,8 @@ class ServedSession(Session):
         Raises ENG-003 when the server died meanwhile, whatever it had answered.
         """
         outcomes = asyncio.run(self._ask(requests))
-        told, _ = self._child.call("told", self._timeout_s)
-        steps = tuple(
-            EngineStep(start_s=0.0, duration_s=0.0, decode_tokens=decode, prefill_tokens=prefill)
-            for decode, prefill in told["scheduled"]
-        )
-        return Generation(
-            answers=tuple(map(_answer, requests, outcomes)),
-            steps=steps,
-            path=tuple(
-                PathStep.model_validate(one) for one in told["log"] if one["path"] != "profile"
-            ),
-            drafted=tuple(told["drafted"]),
-        )
+        answers = tuple(map(_answer, requests, outcomes))
+        return self.ran().model_copy(update={"answers": answers})
 
     async def _ask(self, requests: Sequence[Request]) -> list[Any]:
         """The server's answers, all asked at once, each once; an exception where there is none."""

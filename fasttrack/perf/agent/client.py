@@ -138,20 +138,27 @@ def config(asked: Asked) -> dict[str, Any]:
 
 
 def replay(client: Client, asked: Asked, scratch: Path, log: Path, timeout_s: float) -> int | None:
-    """Run it to the end; its exit status, None if it was stopped for taking too long."""
+    """Run it to the end; its exit status, None if it was stopped for taking too long.
+
+    127 for one that cannot be started.
+    """
     written = scratch / "config.json"
     written.write_text(json.dumps(config(asked), indent=1))
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
-        process = subprocess.Popen(
-            [client.program, "profile", "--config", written],
-            cwd=scratch,
-            env=_environment(scratch),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [client.program, "profile", "--config", written],
+                cwd=scratch,
+                env=_environment(scratch),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            out.write(f"{error}\n".encode())
+            return 127
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -8,6 +8,7 @@ is the rule's. Read by `sweep`.
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -91,7 +92,8 @@ def _lacking(setting: Setting) -> tuple[str, str]:
         return "no_server", f"the engine {setting.engine.name!r} has no OpenAI-compatible server"
     if setting.checkpoint is None:
         return "no_server", "the target names no checkpoint, whose tokenizer the client needs"
-    if setting.aiperf is None:
+    # On a node of a cluster it may be missing where the driver has it.
+    if setting.aiperf is None or not setting.aiperf.is_file():
         return "no_client", f"aiperf is not installed here: {client.INSTALL}"
     return "", ""
 
@@ -163,7 +165,7 @@ def _cell(
             ),
             scratch,
             setting.logs / f"{asked.name}-c{concurrency}.aiperf.log",
-            setting.timeout_s,
+            setting.timeout_s + math.fsum(tree.stall_s for tree in asked.traces.trees),
         )
         told["call_s"] = time.monotonic() - start
         try:

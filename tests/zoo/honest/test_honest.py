@@ -259,7 +259,16 @@ CASES = (
         "within_the_margin", zoo.honest_run(perf=zoo.perf(0.985)), "sentence", State.PASS, SLOWER
     ),
     Honest("faster_where_named", zoo.honest_run(perf=zoo.perf(1.3)), "sentence", State.PASS, NAMED),
-)
+    Honest("agents", zoo.agent_run(), "agent/concurrency=1", State.PASS, {"agent": {}}),
+    Honest(
+        "equal_for_agents", zoo.agent_run(speedup=1.0), "agent/concurrency=1/interactivity",
+        State.EQUIVALENT, {"agent": {}},
+    ),
+    Honest(
+        "agents_described", zoo.agent_run(blocks=1), "agent/concurrency=1/interactivity",
+        State.INCONCLUSIVE, {"agent": {}},
+    ),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("honest", CASES, ids=lambda honest: honest.name)
