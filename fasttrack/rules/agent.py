@@ -322,9 +322,10 @@ def _numbers(name: str, middle: Mapping[str, Sequence[Measured]]) -> str:
     return (
         f"{name}: interactivity P50 {both(lambda m: m.interactivity_p50)} tokens/s/user, P90 (slow "
         f"tail, 1000 / P90 of TPOT; of {requests} requests, not judged) "
-        f"{both(lambda m: m.interactivity_p90)}; TTFT P50 {both(lambda m: m.ttft_p50_ms, ',.0f')} ms, P90 "
-        f"{both(lambda m: m.ttft_p90_ms, ',.0f')} ms; prefix cache hits "
-        f"{both(lambda m: m.hit_rate, '.1%')}; "
+        f"{both(lambda m: m.interactivity_p90)}; "
+        f"TTFT P50 {both(lambda m: m.ttft_p50_ms, ',.0f')} ms, "
+        f"P90 {both(lambda m: m.ttft_p90_ms, ',.0f')} ms; "
+        f"prefix cache hits {both(lambda m: m.hit_rate, '.1%')}; "
         f"{both(lambda m: m.output_tokens_per_s)} output tokens/s"
     )
 
