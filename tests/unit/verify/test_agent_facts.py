@@ -15,9 +15,10 @@ CHECKS = (consistency._references, consistency._cells, consistency._blocks)
 
 
 def contradictions(records: list[Record], **run: Any) -> list[Contradiction]:
-    """What the checks that look at replays say."""
+    """The first thing that each check that looks at replays says."""
     facts = Facts(zoo.claim(agent={}), zoo.run_info(**run), {}, records)
-    return [found for check in CHECKS for found in check(facts)]
+    told = [next(check(facts), None) for check in CHECKS]
+    return [found for found in told if found is not None]
 
 
 def test_an_honest_run_contradicts_nothing() -> None:
