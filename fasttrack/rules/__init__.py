@@ -151,7 +151,7 @@ def _untested(case: Case, verdicts: Sequence[Verdict]) -> list[str]:
         scope.append("acceptance of draft tokens: it was simulated, for times alone")
     traffic = [] if "mixed" in grid.workload else ["while requests come and go"]
     if "perf" in case.run.stages and not any(verdict.rule == "agent" for verdict in verdicts):
-        traffic.append("with agents' traffic: turns, tool stalls, sub-agents, reused prefixes")
+        traffic.append("with agent traffic")
     if traffic:
         scope.append(f"speed {' or '.join(traffic)}")
     shown = {v.cell: v.state for v in verdicts if v.rule == "features"}
