@@ -129,7 +129,9 @@ class QueryCase(GpuCase):
             cache, inputs["slot"], stored(rows, scale, cache.dtype == torch.uint8), scale
         )
         if dtype == torch.float64:
-            made["cache"] = torch.where(live[:, None], rows, 0.0)
+            # Beyond the largest FP8 number a row says no more than that.
+            most = LARGEST * scale if cache.dtype == torch.uint8 else torch.inf * scale
+            made["cache"] = torch.where(live[:, None], rows.clamp(-most, most), 0.0)
         return {"query": torch.where(live[:, None, None], query, 0.0), **made}
 
     def candidate(self, inputs: Tensors) -> Tensors:
