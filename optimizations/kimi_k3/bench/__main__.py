@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kimi_k3.bench import mla, ops
+from kimi_k3.bench import mla, moe, ops
 from kimi_k3.bench.timing import captured, interleaved, read_bandwidth
 
 SOURCES = 4
@@ -35,21 +35,26 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     **{f"mla_half.{c}": partial(mla.half, c, SOURCES) for c in mla.CONTEXTS},
     "mla_half_fp8.4096": partial(mla.half, 4096, SOURCES, fp8=True),
     "mla_half_ahead.4096": partial(mla.half, 4096, SOURCES, ahead=True),
+    "moe_front": moe.front,
+    "experts": moe.experts,
+    "experts.alone": partial(moe.experts, summed=False),
+    "moe_tail": lambda batch: moe.tail(batch, SOURCES),
     "half.alone": lambda batch: ops.half(batch, SOURCES, exchange=False),
 }
 
 
 def row(work: ops.Work, ceiling: float) -> dict[str, Any]:
     """Measure one op."""
-    spans = interleaved({"ours": captured(work.ours), "torch": captured(work.torch)})
-    ours, theirs = (sorted(spans[name]) for name in ("ours", "torch"))
+    calls = {"ours": work.ours} | ({"torch": work.torch} if work.torch else {})
+    spans = interleaved({name: captured(made) for name, made in calls.items()})
+    ours = sorted(spans["ours"])
     count = len(work.ours) // work.launches
     mine = statistics.median(ours) / count
     floor = work.bytes_moved / ceiling / 1e6
     return {
         "op": work.name, "batch": work.batch, "us": mine,
         "spread": (ours[len(ours) * 9 // 10] - ours[len(ours) // 10]) / count,
-        "torch_us": statistics.median(theirs) / count,
+        "torch_us": statistics.median(spans["torch"]) / count if work.torch else float("nan"),
         "tb_s": work.bytes_moved / mine / 1e6, "floor_us": floor, "share": floor / mine,
         "launches": work.launches,
     }  # fmt: skip

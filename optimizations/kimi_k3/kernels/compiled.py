@@ -15,6 +15,7 @@ from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.kda.form import pitch
 from kimi_k3.kernels.kda.launch import kda
 from kimi_k3.kernels.mla import launch as mla
+from kimi_k3.kernels.moe import launch as moe
 from kimi_k3.kernels.oproj.form import Exchange
 from kimi_k3.kernels.oproj.launch import collect, publish
 from kimi_k3.kernels.prefetch.kernel import Prefetch, Range
@@ -46,6 +47,7 @@ MLA_CORES = ((12, 1, 1, False), (12, 1, 1, True), (12, 8, 4, False), (12, 8, 4, 
 MLA_VALUES = ((12, 1, 128), (12, 64, 4), (6, 5, 8))
 """Heads, tokens, parts."""
 CACHE_ROWS, PAGE, PAGES = 1 << 20, 64, 512
+EXPERT_BATCHES = (1, 64)
 EXCHANGES = ((8, 12, 1), (8, 12, 64), (16, 6, 1), (3, 12, 1))
 """Ranks, heads of each, batch."""
 Make = Callable[[Device], gpu.Kernel]
@@ -72,6 +74,9 @@ def _forms() -> Iterator[tuple[str, Make]]:
             f"mla_value.{heads}.{rows}.{parts}",
             partial(_any, partial(mla.values, heads, rows, parts)),
         )
+    for batch in EXPERT_BATCHES:
+        yield f"experts.{batch}", partial(moe.experts, batch, moe.EXPERTS)
+    yield from _moe_forms()
     yield "prefetch.out", partial(_any, partial(Prefetch, Range(*MAPS["out"], 32)))
     for ranks, heads, batch in EXCHANGES:
         exchange = Exchange(ranks, HIDDEN, 64)
@@ -79,6 +84,26 @@ def _forms() -> Iterator[tuple[str, Make]]:
         for sources, delta in ((4, "add"), (1, "restart")):
             site = Site(HIDDEN, batch, BLOCKS, sources, delta, False, EPS)
             yield f"oproj.collect.{ranks}.{batch}.{delta}", partial(_collect, site, exchange)
+
+
+def _moe_forms() -> Iterator[tuple[str, Make]]:
+    """Those around the experts."""
+    front = moe.front_exchange(moe.EXPERTS, moe.LATENT, 8)
+    latent, row = Exchange(8, moe.LATENT, 64), Exchange(8, HIDDEN // 8, 64)
+    site = Site(HIDDEN, 1, BLOCKS, 4, "add", False, EPS)
+    made: dict[str, Callable[[], gpu.Kernel]] = {
+        "experts.finalize": partial(moe.finalize, 1),
+        "moe.publish_front": partial(moe.publish_front, HIDDEN, moe.EXPERTS, moe.LATENT, 1, front),
+        "moe.route": partial(moe.route, moe.EXPERTS, moe.LATENT, 1, front),
+        "moe.publish_latent": partial(moe.publish_latent, 1, latent),
+        "moe.norm_latent": partial(moe.norm_latent, 1, latent, EPS),
+        "moe.activate": partial(moe.activate, 1, 768),
+        "moe.publish_shares": partial(moe.publish_shares, 768, 1, row),
+        "moe.publish_row": partial(moe.publish_row, moe.LATENT, 1, row),
+        "moe.collect_row": partial(moe.collect_row, site, row),
+    }
+    for name, make in made.items():
+        yield name, partial(_any, make)
 
 
 def _any(make: Callable[[], gpu.Kernel], device: Device) -> gpu.Kernel:
@@ -103,8 +128,12 @@ def _declared(name: str, make: Make) -> CompiledKernel:
     names = list(arguments)
     if name.startswith("projection"):  # TMA descriptors in the order of use, the batch of x, y
         names = ["w", "x", "batch", "y"]
-    if name.startswith("oproj.publish"):
+    if name in ("moe.publish_front", "moe.publish_shares") or name.startswith("oproj.publish"):
         names = ["w", "x", "batch", "peers", "turn"]
+    if name == "moe.publish_row":
+        names = ["w", "x", "batch", "peers", "turn", "shares", "shares_turn"]
+    if name.startswith("experts.") and "w13" in arguments:  # descriptors first
+        names = ["w13", "w2", "z", "ids", "gains", "s13", "s2", "slots", "inbox"]
     kinds = {key: one.kind for key, one in arguments.items()}
 
     def compile_(arch: str) -> Any:

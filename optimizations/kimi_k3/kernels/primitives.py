@@ -25,6 +25,7 @@ ALL_SHARED = 100
 an idle multiprocessor: were it smaller for kernels that need little, the projection behind them
 could not start, and stream its weights, before they have ended."""
 WARP = 32
+LOG2_E = 1.4426950408889634
 
 
 def address(tensor: cute.Tensor, offset: Any) -> Int64:
@@ -148,6 +149,56 @@ def widened_columns(word: Uint32) -> tuple[Uint32, Uint32]:
     return widened(inline_ptx(text, write_only_types=[Uint32], read_only_args=[word]))
 
 
+def nibbles(word: Uint32) -> tuple[Uint32, ...]:
+    """Eight FP4 (E2M1) numbers, the even ones in the low halves of their bytes, as FP16 pairs
+    (0, 4), (2, 6), (1, 5), (3, 7), each 2**-14 times its value; exact.
+
+    The two exponent bits become the lowest of FP16's, its subnormal numbers included, so there is
+    nothing to look up. What belongs to a byte's even number is moved up, to its odd one down.
+    """
+    text = (
+        "{ .reg .b32 sign, size, even, odd; "
+        "shl.b32 sign, {$r0}, 4; shl.b32 size, {$r0}, 1; and.b32 size, size, 0x0e0e0e0e; "
+        "lop3.b32 even, sign, 0x80808080, size, 0xea; "
+        "shr.u32 size, {$r0}, 3; and.b32 size, size, 0x0e0e0e0e; "
+        "lop3.b32 odd, {$r0}, 0x80808080, size, 0xea; "
+        "prmt.b32 {$w0}, even, 0, 0x2404; and.b32 {$w1}, even, 0xff00ff00; "
+        "prmt.b32 {$w2}, odd, 0, 0x2404; and.b32 {$w3}, odd, 0xff00ff00; }"
+    )
+    return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=[word])
+
+
+def half_scale(words: Sequence[Uint32]) -> tuple[Float32, Float32]:
+    """The power of two that brings BF16 numbers, those of four neighbouring lanes together, below
+    2**15, and its inverse: times the former they are FP16 numbers, exact down to 2**-32 of the
+    largest."""
+    text = "{ .reg .b32 size; and.b32 size, {$r1}, 0x7fff7fff; max.u16x2 {$w0}, {$r0}, size; }"
+    top = words[0] & 0x7FFF7FFF
+    for word in words[1:]:
+        top = inline_ptx(text, write_only_types=[Uint32], read_only_args=[top, word])
+    for offset in (1, 2):
+        other = cute.arch.shuffle_sync_bfly(top, offset)
+        top = inline_ptx(text, write_only_types=[Uint32], read_only_args=[top, other])
+    exponent = cutlass.max((top >> 7) & 0xFF, top >> 23).bitcast(Int32)
+    biased = cutlass.min(268 - exponent, Int32(253))
+    return (biased << 23).bitcast(Float32), ((254 - biased) << 23).bitcast(Float32)
+
+
+def load_scale(at: Int32) -> Float32:
+    """The power of two an E8M0 byte of shared memory stands for. 0 is taken for zero instead of
+    2**-127, 255 for infinity instead of NaN."""
+    text = "{ .reg .b32 held; ld.shared.u8 held, [{$r0}]; shl.b32 {$w0}, held, 23; }"
+    bits = inline_ptx(text, write_only_types=[Uint32], read_only_args=[at])
+    return bits.bitcast(Float32)
+
+
+def add_shared(pointer: cute.Pointer, value: Int32) -> Int32:
+    """What was there, after which it is larger by `value`; one thread after the other."""
+    text = "atom.shared.add.u32 {$w0}, [{$r0}], {$r1};"
+    places = [shared_address(pointer), value]
+    return inline_ptx(text, write_only_types=[Int32], read_only_args=places)
+
+
 def rounded(value: Float32) -> Float32:
     """`value` after one rounding to BF16."""
     return value.to(BFloat16).to(Float32)
@@ -171,6 +222,31 @@ def exp2(value: Float32) -> Float32:
     """2 to the power of `value`, to the last bit or two; 0 at minus infinity."""
     text = "ex2.approx.ftz.f32 {$w0}, {$r0};"
     return inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+
+def reciprocal(value: Float32) -> Float32:
+    """1 / value, to the last bit; 0 at infinity."""
+    text = "rcp.approx.ftz.f32 {$w0}, {$r0};"
+    return inline_ptx(text, write_only_types=[Float32], read_only_args=[value])
+
+
+def sigmoid(value: Float32) -> Float32:
+    """1 / (1 + exp(-value)), to a few last bits."""
+    return reciprocal(1.0 + exp2(value * -LOG2_E))
+
+
+def tanh(value: Float32) -> Float32:
+    """To a few last bits, small numbers included."""
+    square = value * value
+    near = value * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0)))
+    far = 1.0 - 2.0 * reciprocal(1.0 + exp2(value * (2.0 * LOG2_E)))
+    return Float32(cutlass.select_(square < 0.01, near, far))
+
+
+def situ(gate: Float32, up: Float32, beta: float, linear_beta: float) -> Float32:
+    """See `common.situ`."""
+    bounded = beta * tanh(gate * (1.0 / beta)) * sigmoid(gate)
+    return bounded * (linear_beta * tanh(up * (1.0 / linear_beta)))
 
 
 def log2(value: Float32) -> Float32:
@@ -324,6 +400,16 @@ def deliver(at: Int64, words: Sequence[Uint32]) -> None:
     """16 bytes into any rank's memory; each word arrives whole, in no order."""
     text = "st.relaxed.sys.global.v4.u32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
     inline_ptx(text, read_only_args=[at, *words])
+
+
+def deliver_word(at: Int64, word: Uint32) -> None:
+    """4 bytes for another block of this device."""
+    inline_ptx("st.relaxed.gpu.global.u32 [{$r0}], {$r1};", read_only_args=[at, word])
+
+
+def fence() -> None:
+    """Nothing of this thread behind it is seen by the device before what is ahead of it."""
+    inline_ptx("fence.acq_rel.gpu;")
 
 
 def look(at: Int64) -> tuple[Uint32, ...]:

@@ -34,15 +34,18 @@ half a minute and more per cell. They run the code of cells that are measured at
 def cases() -> list[KernelCase]:
     """One case per kernel."""
     from kimi_k3.cases.gpu.attn_res import AttnResCase
+    from kimi_k3.cases.gpu.experts import ExpertsCase
     from kimi_k3.cases.gpu.kda import KdaCase
     from kimi_k3.cases.gpu.mla import QueryCase, ValueCase
     from kimi_k3.cases.gpu.mla_core import CoreCase
+    from kimi_k3.cases.gpu.moe_front import FrontCase
+    from kimi_k3.cases.gpu.moe_tail import TailCase
     from kimi_k3.cases.gpu.oproj import OProjCase
     from kimi_k3.cases.gpu.projection import ProjectionCase
 
     return [
         AttnResCase(), ProjectionCase(), KdaCase(), QueryCase(), CoreCase(), ValueCase(),
-        OProjCase(),
+        OProjCase(), FrontCase(), ExpertsCase(), TailCase(),
     ]  # fmt: skip
 
 

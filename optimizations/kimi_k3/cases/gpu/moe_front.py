@@ -1,0 +1,150 @@
+"""Case `moe_front`: router and latent down-projection of all ranks, and the choice of experts, on a
+GPU.
+
+Owns: inputs, truth, stock arithmetic and candidate. Read by: the harness. One GPU plays all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kimi_k3.cases.gpu import common
+from kimi_k3.cases.gpu.common import BATCHES, HIDDEN, NAN, GpuCase, Regime, Tensors
+from kimi_k3.reference.moe import route
+
+EXPERTS, LATENT, TOP_K, CAPACITY = 896, 3584, 16, 64
+GAP = 1e-5
+"""Least distance between the last chosen key and the next: closer ones may change places by the
+last bits of their sums, in stock as well."""
+_EXCHANGES = 3
+"""Per call: one more than a mailbox has halves, so that what one left behind would show."""
+_ends: dict[int, Any] = {}
+"""By number of ranks, made once: see `oproj`."""
+
+
+class FrontCase(GpuCase):
+    """x [B, D] to latent numbers z [B, L] and, per row, a weight for every expert, mostly 0."""
+
+    op = "moe_front"
+    outputs = {"z": ("row", "column"), "gains": ("row", "expert")}  # noqa: RUF012
+    input_rows = {"x": 0, "owned": 0}  # noqa: RUF012
+    output_rows = dict.fromkeys(outputs, 0)
+    planting = {  # noqa: RUF012
+        "router_scaled": lambda i: i | {"router": i["router"] * 1.02},
+        "bias_left_out": lambda i: i | {"bias": torch.zeros_like(i["bias"])},
+        "router_rounded_to_fp8": lambda i: (
+            i | {"router": i["router"].to(torch.float8_e4m3fn).to(i["router"].dtype)}
+        ),
+        "last_latents_lost": lambda i: i | {"down": _without_last(i["down"])},
+    }
+
+    def regimes(self) -> list[Regime]:
+        """Every batch with eight ranks, other numbers of ranks, padding."""
+        plain = {"ranks": 8, "padding": 0}
+        made = [plain | {"batch": batch} for batch in BATCHES]
+        made += [plain | {"batch": batch, "ranks": ranks} for batch in (1, 33) for ranks in (1, 2)]
+        return [*made, *(plain | {"batch": batch, "padding": 2} for batch in (3, 16))]
+
+    def inputs(self, regime: Regime, seed: int) -> Tensors:
+        """Rows whose choice hangs on a bit are drawn again. What padding rows hold is NaN."""
+        random = common.generator(seed, regime)
+        batch = regime["batch"]
+        live = batch - regime["padding"]
+        made = {
+            "router": common.normal(random, EXPERTS, HIDDEN, scale=HIDDEN**-0.5),
+            "down": common.normal(random, LATENT, HIDDEN, scale=HIDDEN**-0.5),
+            "bias": 0.05 * torch.randn(EXPERTS, generator=random),
+            "owned": (torch.arange(batch) < live).int(),
+            "form": torch.zeros(regime["ranks"], dtype=torch.int8),
+        }
+        wide = made["router"].float().t()
+        rows: list[Tensor] = []
+        while len(rows) < batch:
+            drawn = common.normal(random, batch, HIDDEN)
+            keys = (torch.sigmoid(drawn.float() @ wide) + made["bias"]).sort(-1, descending=True)
+            clear = keys.values[:, TOP_K - 1] - keys.values[:, TOP_K] > GAP
+            rows += list(drawn[clear])
+        made["x"] = torch.stack(rows[:batch])
+        made["x"][live:] = NAN
+        return made
+
+    def other_padding(self, inputs: Tensors, seed: int) -> Tensors:
+        """Finite numbers where nothing may come of it."""
+        return inputs | {"x": common.filled(inputs["x"], seed)}
+
+    def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
+        """The engine's BF16 product for z, FP32 logits of BF16 operands, the reference's choice."""
+        x, live = inputs["x"], inputs["owned"][:, None] > 0
+        if dtype == torch.float64:
+            z = x.double() @ inputs["down"].double().t()
+        else:
+            z = torch.nn.functional.linear(x, inputs["down"])
+        logits = _logits(x, inputs["router"], dtype)
+        chosen = route(logits, inputs["bias"].to(dtype), TOP_K, 1.0)
+        gains = torch.zeros_like(logits).scatter_(1, chosen.ids, chosen.weights)
+        return {"z": torch.where(live, z, 0.0).to(z.dtype), "gains": torch.where(live, gains, 0.0)}
+
+    def candidate(self, inputs: Tensors) -> Tensors:
+        """Both kernels of every rank, in turn: twice the negative, then what was asked for."""
+        from kimi_k3.kernels.gpu import Bound
+        from kimi_k3.kernels.moe import launch
+        from kimi_k3.kernels.oproj.mailbox import loop_back
+
+        ranks, batch = len(inputs["form"]), len(inputs["x"])
+        exchange = launch.front_exchange(EXPERTS, LATENT, ranks, CAPACITY)
+        if ranks not in _ends:
+            _ends[ranks] = loop_back(exchange)
+        x = -inputs["x"]
+        rows = inputs["owned"].sum(dtype=torch.int32).view(1)
+        z = x.new_empty(ranks, batch, LATENT)
+        ids = rows.new_empty(ranks, batch, TOP_K)
+        gains = torch.empty_like(ids, dtype=torch.float32)
+        shares = zip(inputs["router"].chunk(ranks), inputs["down"].chunk(ranks), strict=True)
+        publish = launch.publish_front(HIDDEN, EXPERTS, LATENT, batch, exchange)
+        choose = launch.route(EXPERTS, LATENT, batch, exchange, TOP_K)
+        send, take = [], []
+        for rank, (end, share) in enumerate(zip(_ends[ranks], shares, strict=True)):
+            send.append(Bound(publish, x=x, w=torch.cat(share), peers=end.peers, turn=end.turn))
+            take.append(Bound(choose, mailbox=end.mailbox, turn=end.turn, bias=inputs["bias"],
+                              rows=rows, ids=ids[rank], gains=gains[rank], z=z[rank]))  # fmt: skip
+        for number in range(_EXCHANGES):
+            if number == _EXCHANGES - 1:
+                x.copy_(inputs["x"])
+            for launch_ in (*send, *take):
+                launch_()
+        return {"z": _agreed(z), "gains": _spread(_agreed(ids), _agreed(gains))}
+
+    def work(self, regime: Regime) -> dict[str, float]:
+        """Weights of every rank."""
+        elements = (EXPERTS + LATENT) * HIDDEN
+        return {"bytes": 2.0 * elements, "flops": 2.0 * elements * regime["batch"]}
+
+
+def _logits(x: Tensor, router: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype`; in FP32, where a GPU is there, by its BF16 product with FP32 results."""
+    if dtype == torch.float64 or not x.is_cuda:
+        return x.to(dtype) @ router.to(dtype).t()
+    return torch.mm(x, router.t(), out_dtype=dtype)
+
+
+def _agreed(ranks: Tensor) -> Tensor:
+    """What all ranks found, NaN (or -2) where they differ."""
+    same = (ranks.view(torch.uint8) == ranks[:1].view(torch.uint8)).all(0)
+    whole = same.unflatten(-1, (-1, ranks.element_size())).all(-1)
+    return torch.where(whole, ranks[0], NAN if ranks.is_floating_point() else -2).to(ranks.dtype)
+
+
+def _spread(ids: Tensor, gains: Tensor) -> Tensor:
+    """By expert: what is chosen twice counts twice, rows without experts are zero."""
+    wide = gains.new_zeros(len(ids), EXPERTS)
+    return wide.scatter_add_(1, ids.clamp(min=0).long(), torch.where(ids >= 0, gains, 0.0))
+
+
+def _without_last(down: Tensor) -> Tensor:
+    """The last one per cent of the latent numbers lost."""
+    changed = down.clone()
+    changed[-(len(down) // 100) :] = 0
+    return changed

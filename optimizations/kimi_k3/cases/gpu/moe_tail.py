@@ -1,0 +1,186 @@
+"""Case `moe_tail`: from the experts' slots and the shared experts back to the residual stream, on a
+GPU.
+
+Owns: inputs, truth, stock arithmetic and candidate. Read by: the harness. One GPU plays all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kimi_k3.cases.gpu import common
+from kimi_k3.cases.gpu.common import BATCHES, EPS, HIDDEN, NAN, GpuCase, Regime, Tensors
+from kimi_k3.kernels.common import rms_norm, situ
+from kimi_k3.reference import attn_res
+
+LATENT, TOP_K, EXPERTS, CAPACITY, BLOCKS, SOURCES = 3584, 16, 896, 64, 8, 4
+SHARED = 6144
+"""Width of the shared experts, over all ranks."""
+BETA, LINEAR_BETA = 4.0, 25.0
+_EXCHANGES = 3
+"""Per call: one more than a mailbox has halves, so that what one left behind would show."""
+_ends: dict[int, Any] = {}
+"""By number of ranks, made once: see `oproj`."""
+
+
+class TailCase(GpuCase):
+    """slots [R, B, K, L] and x [B, D] to the prefix [B, D] and the next mix site's y [B, D]."""
+
+    op = "moe_tail"
+    outputs = {  # noqa: RUF012 - part of the protocol, never changed
+        "y": ("row", "rank", "column"),
+        "prefix": ("row", "rank", "column"),
+    }
+    input_rows = {"slots": 1, "x": 0, "prefix": 0, "bank": 0, "ids": 0, "owned": 0}  # noqa: RUF012
+    output_rows = dict.fromkeys(outputs, 0)
+    planting = {  # noqa: RUF012
+        "last_rank_lost": lambda i: i | {"slots": _without_last(i["slots"], 0)},
+        "last_expert_lost": lambda i: i | {"slots": _without_last(i["slots"], 2)},
+        "latent_gain_scaled": lambda i: i | {"gain_latent": i["gain_latent"] * 1.05},
+        "gate_and_up_swapped": lambda i: i | {"gate_up": i["gate_up"].flip(0)},
+    }
+
+    def regimes(self) -> list[Regime]:
+        """Every batch with two ranks, as many as eight, padding."""
+        plain = {"ranks": 2, "padding": 0}
+        made = [plain | {"batch": batch} for batch in BATCHES]
+        made += [plain | {"batch": batch, "ranks": 8} for batch in (1, 4)]
+        return [*made, *(plain | {"batch": batch, "padding": 2} for batch in (3, 16))]
+
+    def inputs(self, regime: Regime, seed: int) -> Tensors:
+        """What padding rows hold is NaN, and so are blocks not yet stored."""
+        random = common.generator(seed, regime)
+        batch, ranks = regime["batch"], regime["ranks"]
+        live = batch - regime["padding"]
+        made = {
+            "slots": torch.randn(ranks, batch, TOP_K, LATENT, generator=random) * 0.2,
+            "ids": torch.randint(0, EXPERTS, (batch, TOP_K), generator=random, dtype=torch.int32),
+            "x": common.normal(random, batch, HIDDEN),
+            "gate_up": common.normal(random, 2, SHARED, HIDDEN, scale=HIDDEN**-0.5),
+            "shared_down": common.normal(random, HIDDEN, SHARED, scale=SHARED**-0.5),
+            "up": common.normal(random, HIDDEN, LATENT, scale=LATENT**-0.5),
+            "gain_latent": 1 + 0.1 * torch.randn(LATENT, generator=random),
+            "prefix": common.normal(random, batch, HIDDEN),
+            "bank": common.normal(random, batch, BLOCKS, HIDDEN),
+            "score": torch.randn(HIDDEN, generator=random) * HIDDEN**-0.5,
+            "gain": 1 + 0.1 * torch.randn(HIDDEN, generator=random),
+            "owned": (torch.arange(batch) < live).int(),
+        }
+        for name in ("x", "prefix", "bank"):
+            made[name][live:] = NAN
+        made["slots"][:, live:], made["ids"][live:] = NAN, -1
+        made["bank"][:, SOURCES:] = NAN
+        return made
+
+    def other_padding(self, inputs: Tensors, seed: int) -> Tensors:
+        """Finite numbers where nothing may be read, or nothing may come of it."""
+        names = ("slots", "x", "prefix", "bank")
+        return inputs | {name: common.filled(inputs[name], seed) for name in names}
+
+    def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
+        """Ranks' sums rounded to BF16 by stock, as is what sums become; maps are the engine's own
+        BF16 products."""
+        exact, ranks = dtype == torch.float64, len(inputs["slots"])
+        map_ = _exact if exact else _bf16
+        live = (inputs["ids"] >= 0)[None, ..., None]
+        shares = torch.where(live, inputs["slots"].to(dtype), 0.0).sum(2)
+        latent = common.kept(common.kept(shares, dtype).to(dtype).sum(0), dtype).to(dtype)
+        normed = common.kept(rms_norm(latent, inputs["gain_latent"].to(dtype), EPS), dtype)
+        gate, up = (map_(inputs["x"], one).to(dtype) for one in inputs["gate_up"])
+        active = common.kept(situ(gate, up, BETA, LINEAR_BETA), dtype)
+        split = zip(active.chunk(ranks, 1), inputs["shared_down"].chunk(ranks, 1), strict=True)
+        shared = common.kept(torch.stack([map_(x, w) for x, w in split]).to(dtype).sum(0), dtype)
+        routed = map_(normed, inputs["up"])
+        delta = common.kept(routed.to(dtype) + shared.to(dtype), dtype).to(dtype)
+        prefix = common.kept(inputs["prefix"].to(dtype) + delta, dtype).to(dtype)
+        score, gain = inputs["score"].to(dtype), inputs["gain"].to(dtype)
+        stored = list(inputs["bank"][:, :SOURCES].to(dtype).unbind(1))
+        mixed = attn_res.mix(prefix, stored, torch.ones_like(score), score, EPS)
+        made = {"y": rms_norm(mixed, gain, EPS), "prefix": prefix}
+        return _of_owned(
+            {name: torch.stack([common.kept(one, dtype)] * ranks) for name, one in made.items()},
+            inputs["owned"],
+        )
+
+    def candidate(self, inputs: Tensors) -> Tensors:
+        """All kernels of every rank, in turn: twice the negative slots, then what was asked for."""
+        from kimi_k3.kernels.attn_res.kernel import Site
+        from kimi_k3.kernels.gpu import Bound
+        from kimi_k3.kernels.moe import launch
+        from kimi_k3.kernels.oproj.form import Exchange
+        from kimi_k3.kernels.oproj.mailbox import loop_back
+        from kimi_k3.kernels.projection.launch import projection
+
+        ranks, batch = inputs["slots"].shape[:2]
+        latent, row = Exchange(ranks, LATENT, CAPACITY), Exchange(ranks, HIDDEN // ranks, CAPACITY)
+        if ranks not in _ends:
+            _ends[ranks] = [loop_back(one) for one in (latent, row, row)]
+        width, slots, x = SHARED // ranks, -inputs["slots"], inputs["x"]
+        ids = inputs["ids"]
+        site = Site(HIDDEN, batch, BLOCKS, SOURCES, "add", False, EPS)
+        prefix, bank = (torch.stack([inputs[name]] * ranks) for name in ("prefix", "bank"))
+        y = torch.empty_like(prefix)
+        fixed = {name: inputs[name] for name in ("score", "gain")}
+        steps: list[list[Any]] = [[] for _ in range(6)]
+        for rank, (sums, shares, rows) in enumerate(zip(*_ends[ranks], strict=True)):
+            own = slice(rank * width, (rank + 1) * width)
+            gate_up = inputs["gate_up"][:, own].reshape(2 * width, HIDDEN)
+            down = inputs["shared_down"][:, own].contiguous()
+            up = inputs["up"].chunk(ranks)[rank]
+            both = x.new_empty(batch, 2 * width)
+            active, normed = x.new_empty(batch, width), x.new_empty(batch, LATENT)
+            bound = (
+                Bound(projection(2 * width, HIDDEN, batch), x=x, w=gate_up, y=both),
+                Bound(launch.activate(batch, width), gate_up=both, y=active),
+                Bound(launch.publish_shares(width, batch, row), x=active, w=down,
+                      peers=shares.peers, turn=shares.turn),
+                Bound(launch.publish_latent(batch, latent), slots=slots[rank], ids=ids,
+                      peers=sums.peers, turn=sums.turn),
+                (Bound(launch.norm_latent(batch, latent, EPS), mailbox=sums.mailbox,
+                       turn=sums.turn, gain=inputs["gain_latent"], y=normed),
+                 Bound(launch.publish_row(LATENT, batch, row), x=normed, w=up, peers=rows.peers,
+                       turn=rows.turn, shares=shares.mailbox, shares_turn=shares.turn)),
+                Bound(launch.collect_row(site, row), prefix=prefix[rank], bank=bank[rank],
+                      y=y[rank], mailbox=rows.mailbox, turn=rows.turn, **fixed),
+            )  # fmt: skip
+            for step, one in zip(steps, bound, strict=True):
+                step += one if isinstance(one, tuple) else [one]
+        for number in range(_EXCHANGES):
+            prefix.copy_(inputs["prefix"].expand_as(prefix))
+            if number == _EXCHANGES - 1:
+                slots.copy_(inputs["slots"])
+            for step in steps:
+                for call in step:
+                    call()
+        return _of_owned({"y": y, "prefix": prefix}, inputs["owned"])
+
+    def work(self, regime: Regime) -> dict[str, float]:
+        """Weights of every rank."""
+        elements = HIDDEN * (LATENT + 3 * SHARED)
+        return {"bytes": 2.0 * elements, "flops": 2.0 * elements * regime["batch"]}
+
+
+def _exact(x: Tensor, w: Tensor) -> Tensor:
+    return x.double() @ w.double().t()
+
+
+def _bf16(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, w)
+
+
+def _of_owned(made: Tensors, owned: Tensor) -> Tensors:
+    """By row first; 0 for padding rows."""
+    live = owned[:, None, None] > 0
+    rows = {name: one.transpose(0, 1) for name, one in made.items()}
+    return {
+        name: torch.where(live, one, 0.0).to(one.dtype).contiguous() for name, one in rows.items()
+    }
+
+
+def _without_last(slots: Tensor, axis: int) -> Tensor:
+    changed = slots.clone()
+    changed.select(axis, -1).zero_()
+    return changed

@@ -1,0 +1,94 @@
+"""Kernels of the routed experts as cut for a device. Read by: `kernels.compiled`, cases, the
+benchmark."""
+
+from __future__ import annotations
+
+from kimi_k3.kernels.attn_res.kernel import Site
+from kimi_k3.kernels.moe.form import Choice, Routed, cut
+from kimi_k3.kernels.moe.kernel.experts import Experts
+from kimi_k3.kernels.moe.kernel.finalize import Finalize
+from kimi_k3.kernels.moe.kernel.front import VECTOR, PublishFront, Route
+from kimi_k3.kernels.moe.kernel.tail import (
+    Activate,
+    CollectRow,
+    NormLatent,
+    PublishLatent,
+    PublishRow,
+    PublishShares,
+)
+from kimi_k3.kernels.oproj.form import Exchange
+from kimi_k3.kernels.projection import form as projection
+from kimi_k3.kernels.projection.form import H200, Device
+
+EXPERTS, LATENT, INTER, TOP_K = 896, 3584, 384, 16
+"""Kimi K3 on one rank of eight."""
+
+
+def experts(batch: int, count: int = EXPERTS, device: Device = H200) -> Experts:
+    """The kernel for `batch` rows and `count` experts."""
+    return Experts(_form(batch, count, device))
+
+
+def finalize(batch: int, count: int = EXPERTS, device: Device = H200) -> Finalize:
+    """The kernel that sums a row's experts."""
+    return Finalize(_form(batch, count, device))
+
+
+def _form(batch: int, count: int, device: Device) -> Routed:
+    return cut(count, LATENT, INTER, TOP_K, batch, device=device)
+
+
+def front_exchange(experts: int, latent: int, ranks: int, capacity: int = 64) -> Exchange:
+    """What ranks with an equal share of experts and latent width tell each other per row."""
+    return Exchange(ranks, (2 * experts + latent) // ranks, capacity)
+
+
+def publish_front(
+    hidden: int, experts: int, latent: int, batch: int, exchange: Exchange, device: Device = H200
+) -> PublishFront:
+    """The kernel for a rank's share of router and latent down-projection, and x [batch, hidden]."""
+    share = experts // exchange.ranks
+    outputs = share + latent // exchange.ranks
+    form = projection.cut(outputs, hidden, batch, device, multiple=VECTOR)
+    return PublishFront(form, exchange, share)
+
+
+def route(
+    experts: int, latent: int, batch: int, exchange: Exchange, top_k: int = TOP_K,
+) -> Route:  # fmt: skip
+    """The kernel that takes all ranks' shares and chooses."""
+    return Route(Choice(experts, latent, top_k, batch), exchange)
+
+
+def publish_latent(batch: int, exchange: Exchange, count: int = EXPERTS) -> PublishLatent:
+    """The kernel that sums a row's experts and tells all ranks."""
+    return PublishLatent(_form(batch, count, H200), exchange)
+
+
+def norm_latent(batch: int, exchange: Exchange, eps: float) -> NormLatent:
+    """The kernel that sums over ranks and normalises."""
+    return NormLatent(batch, exchange, eps)
+
+
+def publish_shares(
+    inputs: int, batch: int, exchange: Exchange, device: Device = H200
+) -> PublishShares:
+    """The kernel for w [all ranks' columns, inputs] of the shared experts."""
+    outputs = exchange.ranks * exchange.hidden
+    return PublishShares(projection.cut(outputs, inputs, batch, device, multiple=VECTOR), exchange)
+
+
+def publish_row(latent: int, batch: int, exchange: Exchange, device: Device = H200) -> PublishRow:
+    """The kernel for the up-projection's rows [exchange.hidden, latent] of one rank."""
+    form = projection.cut(exchange.hidden, latent, batch, device, multiple=VECTOR)
+    return PublishRow(form, exchange)
+
+
+def collect_row(site: Site, exchange: Exchange) -> CollectRow:
+    """The kernel of the mix site that takes the ranks' columns."""
+    return CollectRow(site, exchange)
+
+
+def activate(batch: int, width: int, beta: float = 4.0, linear_beta: float = 25.0) -> Activate:
+    """The kernel between the maps of the shared experts."""
+    return Activate(batch, width, beta, linear_beta)
