@@ -34,6 +34,14 @@ METRICS = ("ttft", "tpot", "itl")
 PERCENTILES = (50, 90)
 SERVED = Variant("serve", {"disable_log_stats": None})
 CHARACTERS = 160
+CLIENT = """
+import argparse
+from vllm.benchmarks import serve
+parser = argparse.ArgumentParser()
+serve.add_cli_args(parser)
+serve.main(parser.parse_args())
+"""
+"""`vllm bench serve`, whose own program wants a distribution that is called vllm."""
 
 
 def data_set(path: Path, count: int, answer_tokens: int) -> None:
@@ -56,7 +64,7 @@ def bench(
     out = scratch / f"{at_once}.json"
     before = session.counters()
     done = subprocess.run(
-        [sys.executable, "-m", "vllm.entrypoints.cli.main", "bench", "serve",
+        [sys.executable, "-c", CLIENT,
          *("--backend", "vllm", "--endpoint", "/v1/completions", "--base-url", session.url),
          *("--model", session.model, "--tokenizer", tokenizer),
          *("--dataset-name", "custom", "--dataset-path", data, "--skip-chat-template"),
