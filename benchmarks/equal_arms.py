@@ -5,14 +5,16 @@
 
 Each repetition is a run of `fasttrack validate --only perf` with seeds of its own, of a claim whose
 arms are equal: on the fake engine with the noise recorded on a real machine, or on vLLM, where both
-arms run the specialised path of the bundled optimization. Prints the states of all cells and of the
-sentence. Exit status 1 if more cells than the stated level are called FASTER, or SLOWER.
+arms run stock and `equal_arms_worker` tells one of them as specialised. Prints the states of all
+cells and of the sentence. Exit status 1 if more cells than the stated level are called FASTER, or
+SLOWER.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import os
 import sys
 import tempfile
 import tomllib
@@ -29,8 +31,7 @@ name = "equal-arms"
 title = "Equal arms"
 summary = "Both arms run the same."
 scope = {{ models = ["X"], paths = ["**"], ops = ["none"] }}
-switch = {{ key = "additional_config.decode_backend", base = "auto", candidate = \
-"latency_specialized" }}
+switch = {{ key = "additional_config.{key}", base = "{base}", candidate = "{candidate}" }}
 speed = {{ sentence = "slower_nowhere" }}
 {target}
 """
@@ -46,10 +47,9 @@ grid = {{ batch = [1, 8, 64], context_tokens = [64, 192] }}
 engine_args = {{ fake = {{ noise = "{noise}", noise_percent = {percent}, seed = {seed} }} }}
 """
 
-# The target's own arguments win over the switch, so both arms are told the same.
 VLLM = """\
 plugin = {{ distribution = "fasttrack-kimi-k3", module = "kimi_k3", vllm_plugins = ["kimi_k3"], \
-worker_extension = "kimi_k3.runtime.evidence.WorkerExtension" }}
+worker_extension = "equal_arms_worker.Extension" }}
 
 [targets.equal]
 engine = "vllm"
@@ -58,7 +58,6 @@ dtype = "float32"
 max_model_len = 512
 max_num_seqs = 16
 grid = {{ batch = [1, 4, 16], context_tokens = [64] }}
-engine_args = {{ additional_config = {{ decode_backend = "latency_specialized" }} }}
 
 [targets.equal.checkpoint]
 name = "k3-nano"
@@ -72,8 +71,12 @@ def claim(engine: str, noise: str, percent: float, seed: int) -> str:
     """The text of a claim of equal arms."""
     if engine == "vllm":
         checkpoint = tomllib.loads(BUNDLED.read_text())["targets"]["cpu-nano"]["checkpoint"]
-        return CLAIM.format(target=VLLM.format(sha256=checkpoint["sha256"]))
-    return CLAIM.format(target=FAKE.format(noise=noise, percent=percent, seed=seed))
+        target = VLLM.format(sha256=checkpoint["sha256"])
+        return CLAIM.format(target=target, key="equal_arms", base="base", candidate="candidate")
+    return CLAIM.format(
+        target=FAKE.format(noise=noise, percent=percent, seed=seed),
+        key="decode_backend", base="auto", candidate="latency_specialized",
+    )  # fmt: skip
 
 
 def main() -> int:
@@ -86,6 +89,9 @@ def main() -> int:
     parser.add_argument("--noise-percent", type=float, default=1.0)
     parser.add_argument("--tier", default="full", type=Tier, choices=list(Tier))
     asked = parser.parse_args()
+    # Where the engine's workers find `equal_arms_worker`.
+    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     states: collections.Counter[str] = collections.Counter()
     sentences: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as scratch:

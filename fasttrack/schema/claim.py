@@ -147,8 +147,13 @@ class Grid(Frozen):
     """Cells that are not claimed, as globs over their names, each with a sentence why."""
 
     def unsupported_because(self, cell: str) -> str:
-        """Why a cell is not claimed; empty if it is."""
-        return next((why for name, why in self.unsupported.items() if fnmatchcase(cell, name)), "")
+        """Why a cell is not claimed; empty if it is.
+
+        Of several globs that name it the first by name counts: the order in which a claim was
+        written is lost in its canonical form.
+        """
+        named = (why for name, why in sorted(self.unsupported.items()) if fnmatchcase(cell, name))
+        return next(named, "")
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Grid:

@@ -9,7 +9,7 @@ import zoo_records as zoo
 from pydantic import ValidationError
 
 from fasttrack.schema import Claim, Policy
-from fasttrack.schema.claim import Drafts
+from fasttrack.schema.claim import Drafts, Grid
 
 
 def test_cells_are_the_product_of_the_axes_in_a_stable_order() -> None:
@@ -42,6 +42,14 @@ def test_context_parallelism_is_there_where_it_divides() -> None:
     assert made.cells("lab")[-1].id.endswith(
         "/tensor_parallel_size=4/decode_context_parallel_size=4"
     )
+
+
+def test_a_cell_named_twice_is_left_out_for_one_reason_in_any_order() -> None:
+    globs = {"*/batch=[36]?/*": "late by name", "*/batch=??/*": "early by name"}
+    for order in (globs, dict(reversed(globs.items()))):
+        grid = Grid(batch=[32], context_tokens=[64], unsupported=order)
+        assert grid.unsupported_because("decode/batch=32/context_tokens=64") == "early by name"
+        assert not grid.unsupported_because("decode/batch=8/context_tokens=64")
 
 
 def test_draft_tokens_are_for_decode_alone() -> None:
