@@ -53,7 +53,7 @@ def test_packing_zeros_gives_zeros() -> None:
 @pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
 def test_every_weight_of_an_expert_has_one_block_and_one_stage(device: Device) -> None:
     for batch in range(1, 65):
-        form = moe.cut(896, 3584, 384, 16, batch, device=device)
+        form = moe.cut(896, 3584, 384, 16, batch, *device)
         assert form.hidden * moe.PARTS == form.inter and form.outs * moe.PARTS == form.latent
         assert form.up_chunks * moe.LINE * 2 == form.latent
         assert form.down_chunks * moe.DOWN_ROWS == form.outs
@@ -68,7 +68,7 @@ def test_every_weight_of_an_expert_has_one_block_and_one_stage(device: Device) -
 
 
 def test_an_expert_is_counted_with_its_scales() -> None:
-    assert moe.cut(896, 3584, 384, 16, 1).bytes_per_expert == 2_193_408
+    assert moe.cut(896, 3584, 384, 16, 1, *H200).bytes_per_expert == 2_193_408
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_an_expert_is_counted_with_its_scales() -> None:
 )
 def test_other_shapes_are_refused(experts: int, latent: int, inter: int, batch: int) -> None:
     with pytest.raises(ValueError, match="no code"):
-        moe.cut(experts, latent, inter, 16, batch, device=H200)
+        moe.cut(experts, latent, inter, 16, batch, *H200)

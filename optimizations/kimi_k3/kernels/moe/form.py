@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kimi_k3.kernels.projection.form import H200, Device
-
 PARTS = 8
 """Blocks that share an expert, a crew. Not a cluster: a device with SMs for sixteen crews may lack
 processing clusters with SMs for sixteen clusters (measured: the last had to wait for the first)."""
@@ -161,10 +159,11 @@ BARRIERS = 2048
 
 
 def cut(
-    experts: int, latent: int, inter: int, top_k: int, batch: int,
-    beta: float = 4.0, linear_beta: float = 25.0, device: Device = H200,
+    experts: int, latent: int, inter: int, top_k: int, batch: int, multiprocessors: int,
+    shared_bytes: int, beta: float = 4.0, linear_beta: float = 25.0,
 ) -> Routed:  # fmt: skip
-    """As many crews as fit the device, or a row has experts; as many stages as fit a block.
+    """As many crews as fit the device, or a row has experts; as many stages as fit `shared_bytes`
+    of a block.
 
     Raises ValueError for shapes there is no code for.
     """
@@ -172,14 +171,16 @@ def cut(
         raise ValueError(f"no code for experts of {latent} x {inter}")
     if not 1 <= batch <= 64 or experts > 1024:
         raise ValueError(f"no code for {batch} rows and {experts} experts")
-    crews = device.multiprocessors // PARTS
+    crews = multiprocessors // PARTS
     if batch == 1:
         if top_k > crews:
-            raise ValueError(f"no code for {top_k} experts of a row on {device}")
+            raise ValueError(
+                f"no code for {top_k} experts of a row on {multiprocessors} multiprocessors"
+            )
         crews = top_k
     form = Routed(experts, latent, inter, top_k, batch, beta, linear_beta, crews, stages=32)
-    while form.shared_bytes + BARRIERS > device.shared_bytes and form.stages > 2:
+    while form.shared_bytes + BARRIERS > shared_bytes and form.stages > 2:
         form = form._replace(stages=form.stages - 1)
-    if form.shared_bytes + BARRIERS > device.shared_bytes:
+    if form.shared_bytes + BARRIERS > shared_bytes:
         raise ValueError(f"{form} needs {form.shared_bytes} bytes")
     return form

@@ -35,7 +35,7 @@ def finalize(batch: int, count: int = EXPERTS, device: Device = H200) -> Finaliz
 
 
 def _form(batch: int, count: int, device: Device) -> Routed:
-    return cut(count, LATENT, INTER, TOP_K, batch, device=device)
+    return cut(count, LATENT, INTER, TOP_K, batch, *device)
 
 
 def front_exchange(experts: int, latent: int, ranks: int, capacity: int = 64) -> Exchange:
