@@ -28,4 +28,5 @@ def test_every_kernel_compiles_and_waits(arch: str, cute: Path, repo: Path) -> N
     assert set(found.values()) == {"OK"}, found
     ops = {cell.split("/")[1].partition(".")[0] for cell in found}
     attention = {"mla_query", "mla_core", "mla_value"}
-    assert ops == {"attn_res", "projection", "kda", "oproj", "prefetch", *attention}
+    experts = {"experts", "moe"}
+    assert ops == {"attn_res", "projection", "kda", "oproj", "prefetch", *attention, *experts}
