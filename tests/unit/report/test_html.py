@@ -53,7 +53,7 @@ def test_order_and_content_of_the_page(text: str) -> None:
     parts = re.split(r"<(?:h1|h2|summary)[^>]*>([^<]+)", text)
     assert [title.strip() for title in parts[1::2]] == [
         "Demo: decode without detours", "Not tested by this run", "Outcome", "What is claimed",
-        "What needs attention", "Verdicts", "Speed", "Isolation", "Path evidence",
+        "What needs attention", "Verdicts", "Speed", "Agent traffic", "Isolation", "Path evidence",
         "Path proofs", "Layer timeline",
         "Kernels", "Features", "Evals", "Exclusions and failures", "Run it again", "Provenance",
         "Every verdict",
