@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from fasttrack.errors import UsageError
 from fasttrack.schema import Claim, Policy
 from fasttrack.schema import claim as nouns
+from fasttrack.schema import policy as demands
 
 Model = TypeVar("Model", bound=BaseModel)
 FILE = "claim.toml"
@@ -120,8 +121,7 @@ def _sentence(item: Any) -> str:
 def _known_keys() -> list[str]:
     """Every key that may stand anywhere in a claim or policy."""
     keys: set[str] = set()
-    for name in dir(nouns):
-        model = getattr(nouns, name)
+    for model in (*vars(nouns).values(), *vars(demands).values()):
         if isinstance(model, type) and issubclass(model, BaseModel):
             keys |= {field.alias or key for key, field in model.model_fields.items()}
     return sorted(keys - set(get_args(nouns.Arm)))
