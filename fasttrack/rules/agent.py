@@ -17,7 +17,6 @@ from fasttrack import stats
 from fasttrack.perf.agent.measure import Measured, hit_rate, label, measure, tpot_ms
 from fasttrack.rules import looks
 from fasttrack.rules.base import Case, Rule, missing
-from fasttrack.rules.looks import Pair
 from fasttrack.rules.validity import engine_problem, machine_problems
 from fasttrack.schema import ARMS, AgentRecord, AgentTurn, PathRecord, State, Verdict
 
@@ -246,7 +245,10 @@ def _told(replays: Replays) -> str:
 def _compared(case: Case, cell: str, replays: Replays) -> Verdict:
     """Interactivity P50 of both arms: their ratio is base's TPOT over the candidate's."""
     seen = {replay.session: measure(replay) for replay in replays}
-    pairs, noise = _pairs(replays, seen)
+    pairs = looks.paired(
+        looks.Boot(r.block, r.position, r.arm, seen[r.session].tpot_p50_ms) for r in replays
+    )
+    noise = _noise(replays, seen)
     look = looks.decide(pairs, noise, case.policy.speed, claimed=False)
     middle: dict[str, Sequence[Measured]] = {
         arm: [seen[r.session] for r in replays if r.arm == arm] for arm in ARMS
@@ -291,24 +293,13 @@ def _compared(case: Case, cell: str, replays: Replays) -> Verdict:
     )
 
 
-def _pairs(replays: Replays, seen: Mapping[str, Measured]) -> tuple[list[Pair], dict[int, float]]:
-    """ln(base / candidate) of TPOT P50 per pair of boots, and base against base per block."""
-    blocks: dict[int, dict[int, AgentRecord]] = defaultdict(dict)
-    for replay in replays:
-        blocks[replay.block][replay.position] = replay
-    pairs: list[Pair] = []
-    noise: dict[int, float] = {}
-    for block, members in sorted(blocks.items()):
-        logs = {at: math.log(seen[r.session].tpot_p50_ms) for at, r in members.items()}
-        own = [logs[at] for at, r in sorted(members.items()) if r.arm == "base"]
-        if len(own) == 2:
-            noise[block] = abs(own[0] - own[1])
-        for outer, inner in ((0, 1), (3, 2)):
-            if {outer, inner} <= members.keys():
-                by_arm = {members[at].arm: logs[at] for at in (outer, inner)}
-                if len(by_arm) == 2:
-                    pairs.append(Pair(block, by_arm["base"] - by_arm["candidate"]))
-    return pairs, noise
+def _noise(replays: Replays, seen: Mapping[str, Measured]) -> dict[int, float]:
+    """Base against base in TPOT P50 per block: size of the difference of logarithms."""
+    blocks: dict[int, list[float]] = defaultdict(list)
+    for replay in sorted(replays, key=lambda replay: replay.position):
+        if replay.arm == "base":
+            blocks[replay.block].append(math.log(seen[replay.session].tpot_p50_ms))
+    return {block: abs(own[0] - own[1]) for block, own in blocks.items() if len(own) == 2}
 
 
 def _numbers(name: str, middle: Mapping[str, Sequence[Measured]]) -> str:

@@ -3,15 +3,17 @@
 A cell is looked at after fixed numbers of valid pairs (`SpeedPolicy.look_pairs`). Each look is made
 at the one-sided level divided by the number of looks (Bonferroni), so that looking often cannot
 find a difference that is not there; the first look that decides is the answer, whatever is
-measured after it. Pure, and owns no records: `speed` makes the pairs. Read by `speed`, and by the
-sweep through it, which measures no further what is settled.
+measured after it. Pure, and owns no records: a rule says what each boot cost. Read by `agent`, by
+`speed`, and by the sweep through it, which measures no further what is settled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fasttrack import stats
 from fasttrack.schema import State
@@ -24,6 +26,32 @@ class Pair:
 
     block: int
     log: float
+
+
+class Boot(NamedTuple):
+    """What one engine boot measured of a cell."""
+
+    block: int
+    position: int
+    """Within the block, 0-3."""
+    arm: str
+    cost: float
+    """A time, in any unit; positive."""
+
+
+def paired(boots: Iterable[Boot]) -> list[Pair]:
+    """The pairs of blocks of four (ABBA or BAAB), in order: positions (0, 1) and (3, 2) of each."""
+    blocks: dict[int, dict[int, Boot]] = defaultdict(dict)
+    for boot in boots:
+        blocks[boot.block][boot.position] = boot
+    pairs = []
+    for block, members in sorted(blocks.items()):
+        for outer, inner in ((0, 1), (3, 2)):
+            if outer in members and inner in members:
+                cost = {members[at].arm: members[at].cost for at in (outer, inner)}
+                if len(cost) == 2:
+                    pairs.append(Pair(block, math.log(cost["base"] / cost["candidate"])))
+    return pairs
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fasttrack import stats
 from fasttrack.perf.window import cost_s, window
 from fasttrack.rules import drafts, looks, routing
 from fasttrack.rules.base import Case, Rule
-from fasttrack.rules.looks import Look, Pair
+from fasttrack.rules.looks import Boot, Look, Pair, paired
 from fasttrack.rules.validity import (
     baseline_problem,
     engine_problem,
@@ -263,18 +263,7 @@ def _noise(found: Sequence[_Seen]) -> dict[str, dict[int, float]]:
 
 
 def _pairs(samples: Sequence[SampleRecord], cell: Cell) -> list[Pair]:
-    """ln(base / candidate) per pair: positions (0, 1) and (3, 2) of each block."""
-    blocks: dict[int, dict[int, tuple[str, float]]] = defaultdict(dict)
-    for sample in samples:
-        blocks[sample.block][sample.position] = (sample.arm, cost_s(sample.steps, cell))
-    pairs = []
-    for block, members in sorted(blocks.items()):
-        for outer, inner in ((0, 1), (3, 2)):
-            if outer in members and inner in members:
-                by_arm = dict((members[outer], members[inner]))
-                if len(by_arm) == 2:
-                    pairs.append(Pair(block, math.log(by_arm["base"] / by_arm["candidate"])))
-    return pairs
+    return paired(Boot(s.block, s.position, s.arm, cost_s(s.steps, cell)) for s in samples)
 
 
 def _verdict(case: Case, cell: Cell, state: State, reason: str, detail: str) -> Verdict:
