@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -108,6 +109,8 @@ class Defect:
 
 
 DEFECTS: list[Defect] = []
+_NAME = re.compile(r"[a-z0-9_]+\Z")
+"""Of a defect: also its folder's and the documentation's."""
 
 
 def defect(
@@ -116,6 +119,7 @@ def defect(
     """Register a defect: the code that verification must give, and the file it must name."""
 
     def register(make: Callable[[Lab], Path]) -> Callable[[Lab], Path]:
+        assert _NAME.match(make.__name__)
         DEFECTS.append(Defect(make, code, member))
         return make
 
