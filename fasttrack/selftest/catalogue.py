@@ -7,7 +7,7 @@ A plant is a folder ``cheats/NAME`` or ``honest/NAME`` with a `zoo.toml` (`Plant
 - ``stage``: a stage run on the fake engine, with a `[fake]` table for it, on the folder's own
   `optimization/` if it has one.
 - ``records``: `records.py`, whose `records(zoo)` returns a doctored run made with the builders of
-  `zoo_records.py`; for what no CPU can do, such as the clocks of a GPU.
+  `zoo_records`; for what no CPU can do, such as the clocks of a GPU.
 - ``probe``: `probe.py`, whose `probe(scratch)` runs a detector of another room and returns
   (code, detail) of all it found.
 

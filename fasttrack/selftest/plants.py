@@ -141,7 +141,7 @@ class Zoo(AbstractContextManager["Zoo"]):
         return _decide(claim, [plant.stage], records)
 
     def _records(self, plant: Plant) -> Judged:
-        builders = _module(self._folder / "zoo_records.py", "zoo_records")
+        builders = _module(self._folder / "zoo_records" / "__init__.py", "zoo_records")
         made = _module(self._folder / plant.group / plant.name / "records.py", _name(plant))
         verdicts, outcome = builders.decide(made.records(builders), builders.claim(**plant.claim))
         return verdicts, outcome.state
