@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kimi_k3.bench import mla, moe, ops
+from kimi_k3.bench import layer, mla, moe, ops
 from kimi_k3.bench.timing import captured, interleaved, read_bandwidth
 
 SOURCES = 4
@@ -39,6 +39,9 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     "experts": moe.experts,
     "experts.alone": partial(moe.experts, summed=False),
     "moe_tail": lambda batch: moe.tail(batch, SOURCES),
+    "layer": lambda batch: layer.layers(batch, SOURCES),
+    "layer.attention": lambda batch: layer.layers(batch, SOURCES, "a"),
+    "layer.mixture": lambda batch: layer.layers(batch, SOURCES, "m"),
     "half.alone": lambda batch: ops.half(batch, SOURCES, exchange=False),
 }
 
@@ -48,7 +51,7 @@ def row(work: ops.Work, ceiling: float) -> dict[str, Any]:
     calls = {"ours": work.ours} | ({"torch": work.torch} if work.torch else {})
     spans = interleaved({name: captured(made) for name, made in calls.items()})
     ours = sorted(spans["ours"])
-    count = len(work.ours) // work.launches
+    count = work.times or len(work.ours) // int(work.launches)
     mine = statistics.median(ours) / count
     floor = work.bytes_moved / ceiling / 1e6
     return {
@@ -56,7 +59,7 @@ def row(work: ops.Work, ceiling: float) -> dict[str, Any]:
         "spread": (ours[len(ours) * 9 // 10] - ours[len(ours) // 10]) / count,
         "torch_us": statistics.median(spans["torch"]) / count if work.torch else float("nan"),
         "tb_s": work.bytes_moved / mine / 1e6, "floor_us": floor, "share": floor / mine,
-        "launches": work.launches,
+        "launches": round(work.launches, 1),
     }  # fmt: skip
 
 

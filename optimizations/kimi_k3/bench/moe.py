@@ -20,8 +20,9 @@ from kimi_k3.kernels.moe.inbox import inbox
 from kimi_k3.kernels.moe.launch import EXPERTS, INTER, LATENT, TOP_K
 from kimi_k3.kernels.oproj.form import Exchange
 from kimi_k3.kernels.oproj.mailbox import echo
-from kimi_k3.kernels.projection.launch import projection
 
+SHARED = 6144 // RANKS
+"""Numbers of the shared experts on one rank."""
 _weights: dict[str, Tensor] = {}
 
 
@@ -70,79 +71,86 @@ def experts(batch: int, summed: bool = True) -> Work:
 
 
 def front(batch: int) -> Work:
-    """Router and latent down-projection of one rank, exchange, choice of experts."""
-    outputs = (EXPERTS + LATENT) // RANKS
-    size = 2.0 * outputs * HIDDEN
-    exchange = launch.front_exchange(EXPERTS, LATENT, RANKS, CAPACITY)
-    end = echo(exchange)
-    publish = launch.publish_front(HIDDEN, EXPERTS, LATENT, batch, exchange)
-    choose = launch.route(EXPERTS, LATENT, batch, exchange)
-    rows = torch.tensor([batch], dtype=torch.int32, device="cuda")
-    ids = torch.zeros(batch, TOP_K, dtype=torch.int32, device="cuda")
-    gains = torch.zeros(batch, TOP_K, device="cuda")
-    ours: list[Call] = []
-    for _ in range(sets(size)):
-        ours += [
-            Bound(publish, x=random(batch, HIDDEN), w=random(outputs, HIDDEN, scale=HIDDEN**-0.5),
-                  peers=end.peers, turn=end.turn),
-            Bound(choose, mailbox=end.mailbox, turn=end.turn, rows=rows, ids=ids, gains=gains,
-                  bias=random(EXPERTS, dtype=torch.float32), z=random(batch, LATENT)),
-        ]  # fmt: skip
-    return Work("moe_front", batch, size, 2, ours, [])
+    """Router, latent down-projection and the shared experts' first maps of one rank, exchange,
+    choice of experts, activation."""
+    chain = Front(batch, random(batch, HIDDEN))
+    count = sets(chain.bytes_each)
+    ours = [call for _ in range(count) for call in chain.ours()]
+    return Work("moe_front", batch, chain.bytes_each, 2, ours, [])
 
 
-class Shared:
-    """Shared experts of one rank, in three launches; what they send is looped back."""
+class Front:
+    """What leads into the experts, of layers that share their buffers."""
 
-    def __init__(self, batch: int) -> None:
-        self.width = 6144 // RANKS
-        self.exchange = Exchange(RANKS, HIDDEN // RANKS, CAPACITY)
-        self.end = echo(self.exchange)
-        self.both, self.active = random(batch, 2 * self.width), random(batch, self.width)
-        self.x, self.batch = random(batch, HIDDEN), batch
+    outputs = (EXPERTS + LATENT) // RANKS + 2 * SHARED
+    bytes_each = 2.0 * outputs * HIDDEN
 
-    @property
-    def bytes_each(self) -> float:
-        """Weights of one layer."""
-        return 2.0 * 3 * self.width * HIDDEN
+    def __init__(self, batch: int, x: Tensor) -> None:
+        self.exchange = launch.front_exchange(EXPERTS, LATENT, RANKS, CAPACITY)
+        self.end, self.x = echo(self.exchange), x
+        self.both, self.active = random(batch, 2 * SHARED), random(batch, SHARED)
+        self.rows = torch.tensor([batch], dtype=torch.int32, device="cuda")
+        self.ids = torch.zeros(batch, TOP_K, dtype=torch.int32, device="cuda")
+        self.gains = torch.zeros(batch, TOP_K, device="cuda")
+        self.z = random(batch, LATENT)
 
     def ours(self) -> list[Call]:
-        """Our launches, with weights of their own."""
-        width, batch = self.width, self.batch
-        gate_up = random(2 * width, HIDDEN, scale=HIDDEN**-0.5)
-        down = random(HIDDEN, width, scale=width**-0.5)
+        """One layer's launches."""
+        batch, end = len(self.x), self.end
+        shape = EXPERTS, LATENT, batch, self.exchange
+        publish = launch.publish_front(HIDDEN, *shape, shared=SHARED)
         return [
-            Bound(projection(2 * width, HIDDEN, batch), x=self.x, w=gate_up, y=self.both),
-            Bound(launch.activate(batch, width), gate_up=self.both, y=self.active),
-            Bound(launch.publish_shares(width, batch, self.exchange), x=self.active, w=down,
-                  peers=self.end.peers, turn=self.end.turn),
+            Bound(publish, x=self.x, w=random(self.outputs, HIDDEN, scale=HIDDEN**-0.5),
+                  peers=end.peers, turn=end.turn, gate_up=self.both),
+            Bound(launch.route(*shape, shared=SHARED), mailbox=end.mailbox, turn=end.turn,
+                  bias=random(EXPERTS, dtype=torch.float32), rows=self.rows, ids=self.ids,
+                  gains=self.gains, z=self.z, gate_up=self.both, active=self.active),
+        ]  # fmt: skip
+
+
+class Tail:
+    """What leads from the experts to the next mix site, of layers that share their buffers."""
+
+    bytes_each = 2.0 * (HIDDEN * SHARED + LATENT * HIDDEN // RANKS)
+
+    def __init__(self, batch: int, sources: int, site: Residual, active: Tensor) -> None:
+        self.latent = Exchange(RANKS, LATENT, CAPACITY)
+        self.row = Exchange(RANKS, HIDDEN // RANKS, CAPACITY)
+        self.sums, self.shares, self.rows = (echo(one) for one in (self.latent, self.row, self.row))
+        self.site, self.active = site, active
+        self.slots = random(batch, TOP_K, LATENT, dtype=torch.float32)
+        self.ids = torch.zeros(batch, TOP_K, dtype=torch.int32, device="cuda")
+        self.normed = random(batch, LATENT)
+        self.form = Site(HIDDEN, batch, site.bank.shape[1], sources, "add", False, EPS)
+
+    def shared(self) -> Call:
+        """Down-projection of the shared experts, its shares to who owns the columns."""
+        kernel = launch.publish_shares(SHARED, len(self.active), self.row)
+        return Bound(kernel, x=self.active, w=random(HIDDEN, SHARED, scale=SHARED**-0.5),
+                     peers=self.shares.peers, turn=self.shares.turn)  # fmt: skip
+
+    def ours(self) -> list[Call]:
+        """The others: latent sum and norm, up-projection, mix site."""
+        batch, site, rows = len(self.slots), self.site, self.rows
+        return [
+            Bound(launch.publish_latent(batch, self.latent), slots=self.slots, ids=self.ids,
+                  peers=self.sums.peers, turn=self.sums.turn),
+            Bound(launch.norm_latent(batch, self.latent, EPS), mailbox=self.sums.mailbox,
+                  turn=self.sums.turn, gain=random(LATENT, dtype=torch.float32), y=self.normed),
+            Bound(launch.publish_row(LATENT, batch, self.row), x=self.normed, peers=rows.peers,
+                  w=random(HIDDEN // RANKS, LATENT, scale=LATENT**-0.5), turn=rows.turn,
+                  shares=self.shares.mailbox, shares_turn=self.shares.turn),
+            Bound(launch.collect_row(self.form, self.row), prefix=site.prefix, bank=site.bank,
+                  y=site.y, score=site.score, gain=site.gain, mailbox=rows.mailbox,
+                  turn=rows.turn),
         ]  # fmt: skip
 
 
 def tail(batch: int, sources: int) -> Work:
-    """Shared experts, latent sum over ranks and norm, up-projection of a rank's columns, the sum of
-    both, and the next mix site: seven launches."""
-    shared, site = Shared(batch), Residual(batch)
-    latent, row = Exchange(RANKS, LATENT, CAPACITY), shared.exchange
-    sums, rows = echo(latent), echo(row)
-    slots = random(batch, TOP_K, LATENT, dtype=torch.float32)
-    ids = torch.zeros(batch, TOP_K, dtype=torch.int32, device="cuda")
-    gain, normed = random(LATENT, dtype=torch.float32), random(batch, LATENT)
-    form = Site(HIDDEN, batch, site.bank.shape[1], sources, "add", False, EPS)
-    size = shared.bytes_each + 2.0 * LATENT * HIDDEN / RANKS
-    ours: list[Call] = []
-    for _ in range(sets(size)):
-        ours += [
-            *shared.ours(),
-            Bound(launch.publish_latent(batch, latent), slots=slots, ids=ids, peers=sums.peers,
-                  turn=sums.turn),
-            Bound(launch.norm_latent(batch, latent, EPS), mailbox=sums.mailbox, turn=sums.turn,
-                  gain=gain, y=normed),
-            Bound(launch.publish_row(LATENT, batch, row), x=normed, peers=rows.peers,
-                  w=random(HIDDEN // RANKS, LATENT, scale=LATENT**-0.5), turn=rows.turn,
-                  shares=shared.end.mailbox, shares_turn=shared.end.turn),
-            Bound(launch.collect_row(form, row), prefix=site.prefix, bank=site.bank, y=site.y,
-                  score=site.score, gain=site.gain, mailbox=rows.mailbox, turn=rows.turn),
-        ]  # fmt: skip
-    moved = size + 4.0 * batch * TOP_K * LATENT + 2.0 * batch * HIDDEN * (sources + 4)
-    return Work("moe_tail", batch, moved, 7, ours, [])
+    """Shared experts' down-projection, latent sum over ranks and norm, up-projection of a rank's
+    columns, the sum of both, and the next mix site: five launches."""
+    chain = Tail(batch, sources, Residual(batch), random(batch, SHARED))
+    count = sets(chain.bytes_each)
+    ours = [call for _ in range(count) for call in (chain.shared(), *chain.ours())]
+    moved = chain.bytes_each + 4.0 * batch * TOP_K * LATENT + 2.0 * batch * HIDDEN * (sources + 4)
+    return Work("moe_tail", batch, moved, 5, ours, [])

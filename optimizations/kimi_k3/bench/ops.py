@@ -43,10 +43,12 @@ class Work(NamedTuple):
     batch: int
     bytes_moved: float
     """Of one op: weights and states once."""
-    launches: int
-    """Of one op, ours."""
+    launches: float
+    """Of one op, ours; of several layers, their mean."""
     ours: list[Call]
     torch: list[Call]
+    times: int = 0
+    """How often the op is in `ours`; 0 where every call is a launch."""
 
 
 def random(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:

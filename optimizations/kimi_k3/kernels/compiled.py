@@ -94,7 +94,11 @@ def _moe_forms() -> Iterator[tuple[str, Make]]:
     made: dict[str, Callable[[], gpu.Kernel]] = {
         "experts.finalize": partial(moe.finalize, 1),
         "moe.publish_front": partial(moe.publish_front, HIDDEN, moe.EXPERTS, moe.LATENT, 1, front),
+        "moe.publish_front_and_shared": partial(
+            moe.publish_front, HIDDEN, moe.EXPERTS, moe.LATENT, 1, front, shared=768
+        ),
         "moe.route": partial(moe.route, moe.EXPERTS, moe.LATENT, 1, front),
+        "moe.route_and_activate": partial(moe.route, moe.EXPERTS, moe.LATENT, 1, front, shared=768),
         "moe.publish_latent": partial(moe.publish_latent, 1, latent),
         "moe.norm_latent": partial(moe.norm_latent, 1, latent, EPS),
         "moe.activate": partial(moe.activate, 1, 768),
@@ -130,6 +134,8 @@ def _declared(name: str, make: Make) -> CompiledKernel:
         names = ["w", "x", "batch", "y"]
     if name in ("moe.publish_front", "moe.publish_shares") or name.startswith("oproj.publish"):
         names = ["w", "x", "batch", "peers", "turn"]
+    if name == "moe.publish_front_and_shared":
+        names = ["w", "x", "batch", "peers", "turn", "gate_up"]
     if name == "moe.publish_row":
         names = ["w", "x", "batch", "peers", "turn", "shares", "shares_turn"]
     if name.startswith("experts.") and "w13" in arguments:  # descriptors first
@@ -153,3 +159,8 @@ def _declared(name: str, make: Make) -> CompiledKernel:
 def kernels() -> list[CompiledKernel]:
     """All of them."""
     return [_declared(name, make) for name, make in _forms()]
+
+
+def mixture() -> list[CompiledKernel]:
+    """Those of the expert half."""
+    return [one for one in kernels() if one.name.startswith(("experts.", "moe."))]

@@ -412,6 +412,11 @@ def fence() -> None:
     inline_ptx("fence.acq_rel.gpu;")
 
 
+def fence_async() -> None:
+    """What this thread has read of shared memory is read before TMA writes there."""
+    inline_ptx("fence.proxy.async.shared::cta;")
+
+
 def look(at: Int64) -> tuple[Uint32, ...]:
     """16 bytes that another rank may be writing."""
     text = "ld.relaxed.sys.global.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"

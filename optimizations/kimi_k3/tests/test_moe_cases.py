@@ -21,7 +21,7 @@ from kimi_k3.reference.basic import situ
 Case = ExpertsCase | FrontCase | TailCase
 CASES: tuple[tuple[Case, dict[str, int]], ...] = (
     (ExpertsCase(), {"batch": 3, "experts": 16, "padding": 1}),
-    (FrontCase(), {"batch": 2, "ranks": 2, "padding": 1}),
+    (FrontCase(), {"batch": 2, "ranks": 2, "apart": 0, "padding": 1}),
     (TailCase(), {"batch": 2, "ranks": 2, "padding": 1}),
 )
 FAR = 3.0
@@ -64,7 +64,7 @@ def test_experts_are_those_of_the_reference() -> None:
 
 def test_rows_of_the_front_have_as_many_experts_as_they_should_and_clear_ones() -> None:
     case = FrontCase()
-    inputs = case.inputs({"batch": 4, "ranks": 8, "padding": 0}, 3)
+    inputs = case.inputs({"batch": 4, "ranks": 8, "apart": 0, "padding": 0}, 3)
     truth, stock = case.reference(inputs)["gains"], case.stock(inputs)["gains"]
     assert bool(((truth > 0).sum(1) == TOP_K).all())
     assert torch.equal(truth > 0, stock > 0)

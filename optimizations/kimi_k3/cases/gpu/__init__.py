@@ -25,6 +25,18 @@ LEFT_OUT = {
         "heads=12/*/batch=[23589]", "heads=12/*/batch=17", "heads=12/*/batch=3[23]",
         "heads=12/sources=4/restart=1/*/batch=64", "heads=6/*/batch=[13]", "heads=6/*/batch=64",
     ),
+    "moe_front": (
+        "ranks=8/apart=0/padding=0/*", "*/padding=2/batch=3", "ranks=2/*", "*/apart=1/*",
+    ),
+    "experts": (
+        "experts=64/padding=0/batch=[234589]", "experts=64/padding=0/batch=1[67]",
+        "experts=64/padding=0/batch=3[23]", "experts=24/*/batch=64", "*/padding=2/batch=3",
+        "*/padding=2/batch=64",
+    ),
+    "moe_tail": (
+        "ranks=2/padding=0/batch=[234589]", "ranks=2/padding=0/batch=1[67]",
+        "ranks=2/padding=0/batch=3[23]", "ranks=8/*/batch=1", "*/padding=2/batch=3",
+    ),
 }  # fmt: skip
 """Cells with many megabytes of states or weights: the referee compares each several hundred times,
 half a minute and more per cell. They run the code of cells that are measured at other shapes, and

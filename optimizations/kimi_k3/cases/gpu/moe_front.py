@@ -1,5 +1,5 @@
-"""Case `moe_front`: router and latent down-projection of all ranks, and the choice of experts, on a
-GPU.
+"""Case `moe_front`: router, latent down-projection and the shared experts' first maps of all ranks,
+and the choice of experts, on a GPU.
 
 Owns: inputs, truth, stock arithmetic and candidate. Read by: the harness. One GPU plays all ranks.
 """
@@ -13,9 +13,13 @@ from torch import Tensor
 
 from kimi_k3.cases.gpu import common
 from kimi_k3.cases.gpu.common import BATCHES, HIDDEN, NAN, GpuCase, Regime, Tensors
+from kimi_k3.kernels.common import situ
 from kimi_k3.reference.moe import route
 
 EXPERTS, LATENT, TOP_K, CAPACITY = 896, 3584, 16, 64
+SHARED = 768
+"""Numbers of the shared experts on one rank of eight, and here on any."""
+BETA, LINEAR_BETA = 4.0, 25.0
 GAP = 1e-5
 """Least distance between the last chosen key and the next: closer ones may change places by the
 last bits of their sums, in stock as well."""
@@ -26,10 +30,15 @@ _ends: dict[int, Any] = {}
 
 
 class FrontCase(GpuCase):
-    """x [B, D] to latent numbers z [B, L] and, per row, a weight for every expert, mostly 0."""
+    """x [B, D] to latent numbers z [B, L], per row a weight for every expert, mostly 0, and the
+    shared experts' hidden numbers [B, S]."""
 
     op = "moe_front"
-    outputs = {"z": ("row", "column"), "gains": ("row", "expert")}  # noqa: RUF012
+    outputs = {  # noqa: RUF012 - part of the protocol, never changed
+        "z": ("row", "column"),
+        "gains": ("row", "expert"),
+        "active": ("row", "column"),
+    }
     input_rows = {"x": 0, "owned": 0}  # noqa: RUF012
     output_rows = dict.fromkeys(outputs, 0)
     planting = {  # noqa: RUF012
@@ -39,13 +48,16 @@ class FrontCase(GpuCase):
             i | {"router": i["router"].to(torch.float8_e4m3fn).to(i["router"].dtype)}
         ),
         "last_latents_lost": lambda i: i | {"down": _without_last(i["down"])},
+        "gate_and_up_swapped": lambda i: i | {"gate_up": i["gate_up"].flip(0)},
     }
 
-    def regimes(self) -> list[Regime]:
-        """Every batch with eight ranks, other numbers of ranks, padding."""
-        plain = {"ranks": 8, "padding": 0}
-        made = [plain | {"batch": batch} for batch in BATCHES]
-        made += [plain | {"batch": batch, "ranks": ranks} for batch in (1, 33) for ranks in (1, 2)]
+    def every(self) -> list[Regime]:
+        """One and two ranks, every batch with eight, padding; in launches of their own (`apart`)
+        what else is one with the router's."""
+        plain = {"ranks": 8, "apart": 0, "padding": 0}
+        made = [plain | {"batch": batch, "ranks": ranks} for batch in (1, 33) for ranks in (1, 2)]
+        made += [plain | {"batch": batch} for batch in BATCHES]
+        made += [plain | {"batch": batch, "apart": 1} for batch in (1, 64)]
         return [*made, *(plain | {"batch": batch, "padding": 2} for batch in (3, 16))]
 
     def inputs(self, regime: Regime, seed: int) -> Tensors:
@@ -58,7 +70,10 @@ class FrontCase(GpuCase):
             "down": common.normal(random, LATENT, HIDDEN, scale=HIDDEN**-0.5),
             "bias": 0.05 * torch.randn(EXPERTS, generator=random),
             "owned": (torch.arange(batch) < live).int(),
-            "form": torch.zeros(regime["ranks"], dtype=torch.int8),
+            "gate_up": common.normal(
+                random, 2, SHARED * regime["ranks"], HIDDEN, scale=HIDDEN**-0.5
+            ),
+            "form": torch.zeros(regime["ranks"], 1 + regime["apart"], dtype=torch.int8),
         }
         wide = made["router"].float().t()
         rows: list[Tensor] = []
@@ -76,24 +91,25 @@ class FrontCase(GpuCase):
         return inputs | {"x": common.filled(inputs["x"], seed)}
 
     def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
-        """The engine's BF16 product for z, FP32 logits of BF16 operands, the reference's choice."""
+        """The engine's BF16 products, FP32 logits of BF16 operands, the reference's choice."""
         x, live = inputs["x"], inputs["owned"][:, None] > 0
-        if dtype == torch.float64:
-            z = x.double() @ inputs["down"].double().t()
-        else:
-            z = torch.nn.functional.linear(x, inputs["down"])
+        z, gate, up = (_product(x, w, dtype) for w in (inputs["down"], *inputs["gate_up"]))
+        active = common.kept(situ(gate.to(dtype), up.to(dtype), BETA, LINEAR_BETA), dtype)
         logits = _logits(x, inputs["router"], dtype)
         chosen = route(logits, inputs["bias"].to(dtype), TOP_K, 1.0)
         gains = torch.zeros_like(logits).scatter_(1, chosen.ids, chosen.weights)
-        return {"z": torch.where(live, z, 0.0).to(z.dtype), "gains": torch.where(live, gains, 0.0)}
+        made = {"z": z, "gains": gains, "active": active}
+        return {name: torch.where(live, one, 0.0).to(one.dtype) for name, one in made.items()}
 
     def candidate(self, inputs: Tensors) -> Tensors:
-        """Both kernels of every rank, in turn: twice the negative, then what was asked for."""
+        """The kernels of every rank, in turn: twice the negative, then what was asked for."""
         from kimi_k3.kernels.gpu import Bound
         from kimi_k3.kernels.moe import launch
         from kimi_k3.kernels.oproj.mailbox import loop_back
+        from kimi_k3.kernels.projection.launch import projection
 
-        ranks, batch = len(inputs["form"]), len(inputs["x"])
+        (ranks, kinds), batch = inputs["form"].shape, len(inputs["x"])
+        width, merged = SHARED, SHARED if kinds == 1 else 0
         exchange = launch.front_exchange(EXPERTS, LATENT, ranks, CAPACITY)
         if ranks not in _ends:
             _ends[ranks] = loop_back(exchange)
@@ -102,25 +118,49 @@ class FrontCase(GpuCase):
         z = x.new_empty(ranks, batch, LATENT)
         ids = rows.new_empty(ranks, batch, TOP_K)
         gains = torch.empty_like(ids, dtype=torch.float32)
-        shares = zip(inputs["router"].chunk(ranks), inputs["down"].chunk(ranks), strict=True)
-        publish = launch.publish_front(HIDDEN, EXPERTS, LATENT, batch, exchange)
-        choose = launch.route(EXPERTS, LATENT, batch, exchange, TOP_K)
-        send, take = [], []
-        for rank, (end, share) in enumerate(zip(_ends[ranks], shares, strict=True)):
-            send.append(Bound(publish, x=x, w=torch.cat(share), peers=end.peers, turn=end.turn))
+        both, active = x.new_empty(ranks, batch, 2 * width), x.new_empty(ranks, batch, width)
+        publish = launch.publish_front(HIDDEN, EXPERTS, LATENT, batch, exchange, shared=merged)
+        choose = launch.route(EXPERTS, LATENT, batch, exchange, TOP_K, shared=merged)
+        send: list[Any] = []
+        take: list[Any] = []
+        for rank, end in enumerate(_ends[ranks]):
+            own = slice(rank * width, (rank + 1) * width)
+            gate_up = inputs["gate_up"][:, own].reshape(2 * width, HIDDEN)
+            into = [inputs[name].chunk(ranks)[rank] for name in ("router", "down")]
+            first = {"gate_up": both[rank]} if merged else {}
+            second = {"gate_up": both[rank], "active": active[rank]}
+            w = torch.cat([*into, *([gate_up] if merged else [])])
+            send.append(Bound(publish, x=x, w=w, peers=end.peers, turn=end.turn, **first))
             take.append(Bound(choose, mailbox=end.mailbox, turn=end.turn, bias=inputs["bias"],
-                              rows=rows, ids=ids[rank], gains=gains[rank], z=z[rank]))  # fmt: skip
+                              rows=rows, ids=ids[rank], gains=gains[rank], z=z[rank],
+                              **(second if merged else {})))  # fmt: skip
+            if not merged:
+                map_ = projection(2 * width, HIDDEN, batch)
+                take += [Bound(map_, x=x, w=gate_up, y=both[rank]),
+                         Bound(launch.activate(batch, width), gate_up=both[rank],
+                               y=active[rank])]  # fmt: skip
         for number in range(_EXCHANGES):
             if number == _EXCHANGES - 1:
                 x.copy_(inputs["x"])
             for launch_ in (*send, *take):
                 launch_()
-        return {"z": _agreed(z), "gains": _spread(_agreed(ids), _agreed(gains))}
+        live = inputs["owned"][:, None] > 0
+        return {
+            "z": _agreed(z),
+            "gains": _spread(_agreed(ids), _agreed(gains)),
+            "active": torch.where(live, torch.cat(list(active), 1), 0.0).to(x.dtype),
+        }
 
     def work(self, regime: Regime) -> dict[str, float]:
         """Weights of every rank."""
-        elements = (EXPERTS + LATENT) * HIDDEN
+        elements = (EXPERTS + LATENT + 2 * SHARED * regime["ranks"]) * HIDDEN
         return {"bytes": 2.0 * elements, "flops": 2.0 * elements * regime["batch"]}
+
+
+def _product(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype == torch.float64:
+        return x.double() @ w.double().t()
+    return torch.nn.functional.linear(x, w)
 
 
 def _logits(x: Tensor, router: Tensor, dtype: torch.dtype) -> Tensor:

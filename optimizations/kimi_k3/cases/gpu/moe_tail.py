@@ -13,13 +13,12 @@ from torch import Tensor
 
 from kimi_k3.cases.gpu import common
 from kimi_k3.cases.gpu.common import BATCHES, EPS, HIDDEN, NAN, GpuCase, Regime, Tensors
-from kimi_k3.kernels.common import rms_norm, situ
+from kimi_k3.kernels.common import rms_norm
 from kimi_k3.reference import attn_res
 
 LATENT, TOP_K, EXPERTS, CAPACITY, BLOCKS, SOURCES = 3584, 16, 896, 64, 8, 4
-SHARED = 6144
-"""Width of the shared experts, over all ranks."""
-BETA, LINEAR_BETA = 4.0, 25.0
+SHARED = 768
+"""Numbers of the shared experts on one rank of eight, and here on any."""
 _EXCHANGES = 3
 """Per call: one more than a mailbox has halves, so that what one left behind would show."""
 _ends: dict[int, Any] = {}
@@ -27,23 +26,24 @@ _ends: dict[int, Any] = {}
 
 
 class TailCase(GpuCase):
-    """slots [R, B, K, L] and x [B, D] to the prefix [B, D] and the next mix site's y [B, D]."""
+    """slots [R, B, K, L] and the shared experts' hidden numbers [B, S] to the prefix [B, D] and the
+    next mix site's y [B, D]."""
 
     op = "moe_tail"
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
         "y": ("row", "rank", "column"),
         "prefix": ("row", "rank", "column"),
     }
-    input_rows = {"slots": 1, "x": 0, "prefix": 0, "bank": 0, "ids": 0, "owned": 0}  # noqa: RUF012
+    input_rows = {"slots": 1, "active": 0, "prefix": 0, "bank": 0, "ids": 0, "owned": 0}  # noqa: RUF012
     output_rows = dict.fromkeys(outputs, 0)
     planting = {  # noqa: RUF012
         "last_rank_lost": lambda i: i | {"slots": _without_last(i["slots"], 0)},
         "last_expert_lost": lambda i: i | {"slots": _without_last(i["slots"], 2)},
         "latent_gain_scaled": lambda i: i | {"gain_latent": i["gain_latent"] * 1.05},
-        "gate_and_up_swapped": lambda i: i | {"gate_up": i["gate_up"].flip(0)},
+        "shared_of_next_rank": lambda i: i | {"shared_down": i["shared_down"].roll(SHARED, 1)},
     }
 
-    def regimes(self) -> list[Regime]:
+    def every(self) -> list[Regime]:
         """Every batch with two ranks, as many as eight, padding."""
         plain = {"ranks": 2, "padding": 0}
         made = [plain | {"batch": batch} for batch in BATCHES]
@@ -58,9 +58,8 @@ class TailCase(GpuCase):
         made = {
             "slots": torch.randn(ranks, batch, TOP_K, LATENT, generator=random) * 0.2,
             "ids": torch.randint(0, EXPERTS, (batch, TOP_K), generator=random, dtype=torch.int32),
-            "x": common.normal(random, batch, HIDDEN),
-            "gate_up": common.normal(random, 2, SHARED, HIDDEN, scale=HIDDEN**-0.5),
-            "shared_down": common.normal(random, HIDDEN, SHARED, scale=SHARED**-0.5),
+            "active": common.normal(random, batch, SHARED * ranks, scale=0.5),
+            "shared_down": common.normal(random, HIDDEN, SHARED * ranks, scale=SHARED**-0.5),
             "up": common.normal(random, HIDDEN, LATENT, scale=LATENT**-0.5),
             "gain_latent": 1 + 0.1 * torch.randn(LATENT, generator=random),
             "prefix": common.normal(random, batch, HIDDEN),
@@ -69,7 +68,7 @@ class TailCase(GpuCase):
             "gain": 1 + 0.1 * torch.randn(HIDDEN, generator=random),
             "owned": (torch.arange(batch) < live).int(),
         }
-        for name in ("x", "prefix", "bank"):
+        for name in ("active", "prefix", "bank"):
             made[name][live:] = NAN
         made["slots"][:, live:], made["ids"][live:] = NAN, -1
         made["bank"][:, SOURCES:] = NAN
@@ -77,7 +76,7 @@ class TailCase(GpuCase):
 
     def other_padding(self, inputs: Tensors, seed: int) -> Tensors:
         """Finite numbers where nothing may be read, or nothing may come of it."""
-        names = ("slots", "x", "prefix", "bank")
+        names = ("slots", "active", "prefix", "bank")
         return inputs | {name: common.filled(inputs[name], seed) for name in names}
 
     def plain(self, inputs: Tensors, dtype: torch.dtype) -> Tensors:
@@ -89,10 +88,9 @@ class TailCase(GpuCase):
         shares = torch.where(live, inputs["slots"].to(dtype), 0.0).sum(2)
         latent = common.kept(common.kept(shares, dtype).to(dtype).sum(0), dtype).to(dtype)
         normed = common.kept(rms_norm(latent, inputs["gain_latent"].to(dtype), EPS), dtype)
-        gate, up = (map_(inputs["x"], one).to(dtype) for one in inputs["gate_up"])
-        active = common.kept(situ(gate, up, BETA, LINEAR_BETA), dtype)
-        split = zip(active.chunk(ranks, 1), inputs["shared_down"].chunk(ranks, 1), strict=True)
-        shared = common.kept(torch.stack([map_(x, w) for x, w in split]).to(dtype).sum(0), dtype)
+        split = (inputs[name].chunk(ranks, 1) for name in ("active", "shared_down"))
+        parts = torch.stack([map_(x, w) for x, w in zip(*split, strict=True)])
+        shared = common.kept(parts.to(dtype).sum(0), dtype)
         routed = map_(normed, inputs["up"])
         delta = common.kept(routed.to(dtype) + shared.to(dtype), dtype).to(dtype)
         prefix = common.kept(inputs["prefix"].to(dtype) + delta, dtype).to(dtype)
@@ -112,30 +110,25 @@ class TailCase(GpuCase):
         from kimi_k3.kernels.moe import launch
         from kimi_k3.kernels.oproj.form import Exchange
         from kimi_k3.kernels.oproj.mailbox import loop_back
-        from kimi_k3.kernels.projection.launch import projection
 
         ranks, batch = inputs["slots"].shape[:2]
         latent, row = Exchange(ranks, LATENT, CAPACITY), Exchange(ranks, HIDDEN // ranks, CAPACITY)
         if ranks not in _ends:
             _ends[ranks] = [loop_back(one) for one in (latent, row, row)]
-        width, slots, x = SHARED // ranks, -inputs["slots"], inputs["x"]
-        ids = inputs["ids"]
+        slots, ids = -inputs["slots"], inputs["ids"]
         site = Site(HIDDEN, batch, BLOCKS, SOURCES, "add", False, EPS)
         prefix, bank = (torch.stack([inputs[name]] * ranks) for name in ("prefix", "bank"))
         y = torch.empty_like(prefix)
         fixed = {name: inputs[name] for name in ("score", "gain")}
-        steps: list[list[Any]] = [[] for _ in range(6)]
+        steps: list[list[Any]] = [[] for _ in range(4)]
         for rank, (sums, shares, rows) in enumerate(zip(*_ends[ranks], strict=True)):
-            own = slice(rank * width, (rank + 1) * width)
-            gate_up = inputs["gate_up"][:, own].reshape(2 * width, HIDDEN)
+            own = slice(rank * SHARED, (rank + 1) * SHARED)
+            active = inputs["active"][:, own].contiguous()
             down = inputs["shared_down"][:, own].contiguous()
             up = inputs["up"].chunk(ranks)[rank]
-            both = x.new_empty(batch, 2 * width)
-            active, normed = x.new_empty(batch, width), x.new_empty(batch, LATENT)
+            normed = active.new_empty(batch, LATENT)
             bound = (
-                Bound(projection(2 * width, HIDDEN, batch), x=x, w=gate_up, y=both),
-                Bound(launch.activate(batch, width), gate_up=both, y=active),
-                Bound(launch.publish_shares(width, batch, row), x=active, w=down,
+                Bound(launch.publish_shares(SHARED, batch, row), x=active, w=down,
                       peers=shares.peers, turn=shares.turn),
                 Bound(launch.publish_latent(batch, latent), slots=slots[rank], ids=ids,
                       peers=sums.peers, turn=sums.turn),
@@ -159,7 +152,7 @@ class TailCase(GpuCase):
 
     def work(self, regime: Regime) -> dict[str, float]:
         """Weights of every rank."""
-        elements = HIDDEN * (LATENT + 3 * SHARED)
+        elements = HIDDEN * (LATENT + SHARED * regime["ranks"])
         return {"bytes": 2.0 * elements, "flops": 2.0 * elements * regime["batch"]}
 
 

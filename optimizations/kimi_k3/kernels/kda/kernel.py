@@ -15,7 +15,7 @@ from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
 from kimi_k3.kernels.gpu import Argument
-from kimi_k3.kernels.kda.form import TAPS, WIDTH, Heads
+from kimi_k3.kernels.kda.form import RESIDENT, TAPS, WIDTH, Heads
 
 LENGTH_EPS = 1e-6
 """Added to the sum of squares of a query or key."""
@@ -91,6 +91,7 @@ class Kda:
             grid=(form.parts, form.heads, form.batch),
             block=(form.warps * prim.WARP, 1, 1),
             cluster=(form.parts, 1, 1),
+            min_blocks_per_mp=RESIDENT,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,

@@ -11,12 +11,11 @@ from typing import NamedTuple
 PARTS = 8
 """Blocks that share an expert, a crew. Not a cluster: a device with SMs for sixteen crews may lack
 processing clusters with SMs for sixteen clusters (measured: the last had to wait for the first)."""
-TEAM = 8
-"""Warps that share a stage, each with one group of columns."""
-TEAMS = 2
-"""Take stages in turn: while one waits for its first operands, the other is busy."""
-WARPS = TEAM * TEAMS
-"""That multiply; one more feeds them."""
+WARPS = 8
+"""That multiply, each with one group of a stage's columns; one more feeds them."""
+RESIDENT = 2
+"""Blocks of a multiprocessor where there are more units than crews of one each: what a block does
+between its products, a third of its time, happens beside the other's products."""
 GROUP = 32
 """Weights that share a scale: 16 bytes."""
 LINE = 128
@@ -49,6 +48,8 @@ class Routed(NamedTuple):
     crews: int
     """Each takes one unit, an expert and up to eight of its tokens, after the other."""
     stages: int
+    resident: int
+    """Blocks of a multiprocessor."""
 
     @property
     def pairs(self) -> int:
@@ -124,7 +125,7 @@ class Routed(NamedTuple):
     @property
     def scratch(self) -> int:
         """Words in which the warps' sums meet: of the first product, then of the second."""
-        return max(WARPS * self.rows * COLUMNS, self.down_chunks * TEAM * 32 * 4)
+        return max(WARPS * self.rows * COLUMNS, self.down_chunks * WARPS * 32 * 4)
 
     @property
     def shared_bytes(self) -> int:
@@ -153,7 +154,14 @@ class Choice(NamedTuple):
         """Of a block: each takes 128 experts."""
         return -(-self.experts // 128)
 
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return 32 * self.warps
 
+
+RESERVED = 1024
+"""Bytes of shared memory the driver keeps per block."""
 BARRIERS = 2048
 """Bytes kept for barriers and for what alignment leaves unused."""
 
@@ -163,22 +171,24 @@ def cut(
     shared_bytes: int, beta: float = 4.0, linear_beta: float = 25.0,
 ) -> Routed:  # fmt: skip
     """As many crews as fit the device, or a row has experts; as many stages as fit `shared_bytes`
-    of a block.
+    of a multiprocessor.
 
     Raises ValueError for shapes there is no code for.
     """
-    if inter != INTER or latent % (PARTS * DOWN_ROWS) or latent % (2 * TEAMS * LINE):
+    if inter != INTER or latent % (PARTS * DOWN_ROWS) or latent % (2 * LINE):
         raise ValueError(f"no code for experts of {latent} x {inter}")
     if not 1 <= batch <= 64 or experts > 1024:
         raise ValueError(f"no code for {batch} rows and {experts} experts")
-    crews = multiprocessors // PARTS
+    resident = 1 if batch == 1 else RESIDENT
+    crews = resident * multiprocessors // PARTS
     if batch == 1:
         if top_k > crews:
             raise ValueError(
                 f"no code for {top_k} experts of a row on {multiprocessors} multiprocessors"
             )
         crews = top_k
-    form = Routed(experts, latent, inter, top_k, batch, beta, linear_beta, crews, stages=32)
+    shared_bytes = (shared_bytes + RESERVED) // resident - RESERVED
+    form = Routed(experts, latent, inter, top_k, batch, beta, linear_beta, crews, 32, resident)
     while form.shared_bytes + BARRIERS > shared_bytes and form.stages > 2:
         form = form._replace(stages=form.stages - 1)
     if form.shared_bytes + BARRIERS > shared_bytes:

@@ -7,7 +7,13 @@ from kimi_k3.kernels.attn_res.kernel import Site
 from kimi_k3.kernels.moe.form import Choice, Routed, cut
 from kimi_k3.kernels.moe.kernel.experts import Experts
 from kimi_k3.kernels.moe.kernel.finalize import Finalize
-from kimi_k3.kernels.moe.kernel.front import VECTOR, PublishFront, Route
+from kimi_k3.kernels.moe.kernel.front import (
+    VECTOR,
+    PublishFront,
+    PublishFrontAndShared,
+    Route,
+    RouteAndActivate,
+)
 from kimi_k3.kernels.moe.kernel.tail import (
     Activate,
     CollectRow,
@@ -44,20 +50,26 @@ def front_exchange(experts: int, latent: int, ranks: int, capacity: int = 64) ->
 
 
 def publish_front(
-    hidden: int, experts: int, latent: int, batch: int, exchange: Exchange, device: Device = H200
-) -> PublishFront:
-    """The kernel for a rank's share of router and latent down-projection, and x [batch, hidden]."""
+    hidden: int, experts: int, latent: int, batch: int, exchange: Exchange, device: Device = H200,
+    shared: int = 0,
+) -> PublishFront:  # fmt: skip
+    """The kernel for a rank's share of router and latent down-projection, and x [batch, hidden];
+    also for the gates and ups of its `shared` numbers of the shared experts, if not 0."""
     share = experts // exchange.ranks
-    outputs = share + latent // exchange.ranks
+    outputs = share + latent // exchange.ranks + 2 * shared
     form = projection.cut(outputs, hidden, batch, device, multiple=VECTOR)
-    return PublishFront(form, exchange, share)
+    if not shared:
+        return PublishFront(form, exchange, share)
+    return PublishFrontAndShared(form, exchange, share, 2 * shared)
 
 
 def route(
-    experts: int, latent: int, batch: int, exchange: Exchange, top_k: int = TOP_K,
+    experts: int, latent: int, batch: int, exchange: Exchange, top_k: int = TOP_K, shared: int = 0,
 ) -> Route:  # fmt: skip
-    """The kernel that takes all ranks' shares and chooses."""
-    return Route(Choice(experts, latent, top_k, batch), exchange)
+    """The kernel that takes all ranks' shares and chooses; it also activates the shared experts'
+    `shared` numbers, if not 0."""
+    choice = Choice(experts, latent, top_k, batch)
+    return RouteAndActivate(choice, exchange, shared) if shared else Route(choice, exchange)
 
 
 def publish_latent(batch: int, exchange: Exchange, count: int = EXPERTS) -> PublishLatent:

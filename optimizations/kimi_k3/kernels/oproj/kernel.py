@@ -65,6 +65,7 @@ class Publish(Projection):
         self.kernel(w_atom, w_tiles, x_atom, x_tiles, peers, turn).launch(
             grid=(self.map.blocks, 1, 1),
             block=((self.map.warps + 1) * prim.WARP, 1, 1),
+            min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
@@ -163,6 +164,7 @@ class Collect(AttnRes):
             grid=(self.cluster, self.site.batch, 1),
             block=(THREADS, 1, 1),
             cluster=(self.cluster, 1, 1),
+            min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,

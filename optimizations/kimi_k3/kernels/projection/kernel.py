@@ -30,6 +30,8 @@ class Projection:
     """
 
     form: tuple[Any, ...]
+    fresh = False
+    """Whether every stage's sum begins at zero and is added to those before."""
 
     def __init__(self, form: Map) -> None:
         if form.inputs % (form.boxes * BOX):
@@ -53,6 +55,7 @@ class Projection:
         self.kernel(w_atom, w_tiles, x_atom, x_tiles, y).launch(
             grid=(self.map.blocks, 1, 1),
             block=((self.map.warps + 1) * prim.WARP, 1, 1),
+            min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
@@ -117,12 +120,14 @@ class Projection:
 
         columns = cutlass.const_expr(form.held_batch // (16 if form.split_batch else 8))
         acc = cute.make_rmem_tensor((4, columns, form.tiles), Float32)
+        total = self._totals(acc)
         if warp == form.warps:
             self._feed(w_atom, w, w_ring, x_atom, x, x_ring, full, empty, block)
         else:
             cute.arch.griddepcontrol_wait()
             place = self._place(out)
             acc.fill(0.0)
+            total.fill(0.0)
             for chunk in cutlass.range(form.chunks, unroll=1):
                 slot = chunk % form.ring
                 cute.arch.mbarrier_wait(full + slot, (chunk // form.ring) % 2)
@@ -131,11 +136,21 @@ class Projection:
                 cute.arch.sync_warp()
                 if thread % prim.WARP == 0:
                     cute.arch.mbarrier_arrive(empty + slot)
+                if cutlass.const_expr(self.fresh):
+                    for n in cutlass.range_constexpr(columns):
+                        for m in cutlass.range_constexpr(form.tiles):
+                            for i in cutlass.range_constexpr(4):
+                                total[i, n, m] = total[i, n, m] + acc[i, n, m]
+                    acc.fill(0.0)
             cute.arch.barrier(barrier_id=1, number_of_threads=form.warps * prim.WARP)
             partial = cute.recast_ptr(w_ring.iterator, dtype=Float32)
-            self._spread(acc, partial, warp, thread % prim.WARP)
+            self._spread(total, partial, warp, thread % prim.WARP)
             cute.arch.barrier(barrier_id=1, number_of_threads=form.warps * prim.WARP)
             self._store(partial, out, place, block, thread)
+
+    def _totals(self, acc: Any) -> Any:
+        """Where the sums of all stages are."""
+        return cute.make_rmem_tensor(acc.shape, Float32) if self.fresh else acc
 
     def _ring(self, memory: Any, rows: int, held: int, slots: int) -> cute.Tensor:
         """Boxes [rows, BOX] in shared memory, all stages' together, swizzled as TMA does it."""

@@ -26,8 +26,6 @@ from kimi_k3.kernels.moe.form import (
     LINE,
     LOOKS,
     PARTS,
-    TEAM,
-    TEAMS,
     WARPS,
     Routed,
 )
@@ -56,7 +54,7 @@ class Experts:
 
     Hidden numbers go through `inbox` [blocks, 4, columns, I/2] int32 as through the mailboxes of
     `oproj`: a word of ones is an empty place, readers empty what they have read. All blocks must
-    run at once, one per multiprocessor: there are no more of them.
+    run at once: there are no more of them than fit.
 
     Weights become FP16 in registers, exactly; scales multiply FP32 sums of 32 products. Activations
     become FP16 by a power of two of each warp and token, exactly too but for what is 2**-32 times
@@ -109,7 +107,7 @@ class Experts:
         self.kernel(up_atom, up, down_atom, down, z, ids, gains, s13, s2, slots, inbox).launch(
             grid=(PARTS, form.crews, 1),
             block=(ALL, 1, 1),
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=form.resident,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
@@ -161,7 +159,7 @@ class Experts:
         if thread == 0:
             for slot in cutlass.range_constexpr(form.stages):
                 cute.arch.mbarrier_init(full + slot, 1)
-                cute.arch.mbarrier_init(empty + slot, TEAM)
+                cute.arch.mbarrier_init(empty + slot, WARPS)
             cute.arch.mbarrier_init(scaled, 1)
             cute.arch.mbarrier_init(scaled + 1, WARPS)
         cute.arch.mbarrier_init_fence()
@@ -398,7 +396,9 @@ class Experts:
 
     @cute.jit
     def _left(self, empty: Any, slot: Int32, lane: Int32) -> None:
-        """This warp has read the stage."""
+        """This warp has read the stage. Without the fence TMA wrote into stages that were still
+        being read, where the next came out of L2 at once: loads had moved behind the arrival."""
+        prim.fence_async()
         cute.arch.sync_warp()
         if lane == 0:
             cute.arch.mbarrier_arrive(empty + slot)
@@ -451,18 +451,17 @@ class Experts:
         table, members, _, part, group = work
         lane = thread % prim.WARP
         warp = cute.arch.make_warp_uniform(thread // prim.WARP)
-        member, team = warp % TEAM, warp // TEAM
         unit = table[2 * turn + 1]
         first = self._first_up(turn)
 
-        # A warp has every eighth group of columns of its team's stages. A lane holds 8 of the 32
+        # A warp has every eighth group of columns, one of each stage. A lane holds 8 of the 32
         # activations of one token; columns without a token repeat the last.
         column = cutlass.min(lane // 4, unit % 256 - 1)
         token = members[unit // 256 + column] // form.top_k
-        offset = token * form.latent + (team * TEAM + member) * GROUP + lane % 4 * 8
+        offset = token * form.latent + warp * GROUP + lane % 4 * 8
         at = prim.address(z, offset)
         step = cutlass.const_expr(WARPS * GROUP * 2)
-        turns = cutlass.const_expr(form.up_chunks // TEAMS)
+        turns = cutlass.const_expr(form.up_chunks)
         # Once through for their size; the second time they are in L1.
         held: list[Any] = []
         for index in cutlass.range_constexpr(turns):
@@ -475,22 +474,21 @@ class Experts:
         acc = cute.make_rmem_tensor((4, tiles), Float32)
         acc.fill(0.0)
         matrix = (
-            prim.shared_address(ring) + lane * LINE + (member ^ (lane % 8)) * 16
+            prim.shared_address(ring) + lane * LINE + (warp ^ (lane % 8)) * 16
         )  # row `lane`; TMA exchanges the places of a row by its number
         pitch = cutlass.const_expr(form.latent // GROUP)
-        scale = prim.shared_address(scales) + lane // 4 * pitch + member
+        scale = prim.shared_address(scales) + lane // 4 * pitch + warp
 
         cute.arch.mbarrier_wait(scaled, turn % 2)
-        for index in cutlass.range(turns, unroll=1):
-            chunk = index * TEAMS + team
+        for chunk in cutlass.range(turns, unroll=1):
             values = prim.unpacked(tuple(raw[i] for i in range(4)))
             right = prim.packed([values[i] * grow for i in ORDER], "f16")
-            words = prim.load(at + cutlass.min(index + 1, Int32(turns - 1)) * step)
+            words = prim.load(at + cutlass.min(chunk + 1, Int32(turns - 1)) * step)
             for i in cutlass.range_constexpr(4):
                 raw[i] = words[i]
             by = [
                 [
-                    prim.load_scale(scale + (16 * m + 8 * half) * pitch + TEAM * chunk)
+                    prim.load_scale(scale + (16 * m + 8 * half) * pitch + WARPS * chunk)
                     for half in range(2)
                 ]
                 for m in range(tiles)
@@ -564,8 +562,7 @@ class Experts:
         warp = cute.arch.make_warp_uniform(thread // prim.WARP)
         unit = table[2 * turn + 1]
         first = self._first_down(turn, count)
-        member, team = warp % TEAM, warp // TEAM
-        tile, side = member % 4, member // 4
+        tile, side = warp % 4, warp // 4
         groups = cutlass.const_expr(form.inter // GROUP // 2)
 
         # A lane's two columns of the results.
@@ -599,10 +596,9 @@ class Experts:
         pitch = cutlass.const_expr(form.inter // GROUP)
         scale = base + form.weight_bytes + (16 * tile + lane // 4) * pitch + side * groups
 
-        # Both halves of the columns meet in shared memory, once all have left it. The teams' shares
-        # of an odd number of stages change from unit to unit.
+        # Both halves of the columns meet in shared memory, once all have left it.
         cute.arch.barrier(barrier_id=1, number_of_threads=THREADS)
-        for chunk in cutlass.range((team + turn) % TEAMS, form.down_chunks, TEAMS, unroll=1):
+        for chunk in cutlass.range(form.down_chunks, unroll=1):
             slot = self._taken(full, first + chunk)
             rows = [
                 prim.load_matrices(matrices[step] + slot * form.stage_bytes)
@@ -622,7 +618,7 @@ class Experts:
             acc = parts_[0]
             for one in parts_[1:]:
                 acc = [a + b for a, b in zip(acc, one, strict=True)]
-            place = ((chunk * TEAM + member) * prim.WARP + lane) * 4
+            place = ((chunk * WARPS + warp) * prim.WARP + lane) * 4
             made = [total * factors[i % 2] for i, total in enumerate(acc)]
             prim.store_shared(prim.shared_address(scratch + place), made)
             self._left(empty, slot, lane)
@@ -631,15 +627,16 @@ class Experts:
         # All have read the hidden numbers. Their places are empty before this block sends more.
         words = cutlass.const_expr(form.columns * (form.inter // 8))
         for piece in cutlass.range_constexpr(-(-words // THREADS)):
-            if piece * THREADS + thread < words:
-                mine = self._inbox(inbox, block, turn, Int32(0)) + (piece * THREADS + thread) * 16
+            word = piece * THREADS + thread
+            if word < words:
+                mine = self._inbox(inbox, block, turn, Int32(0)) + word * 16
                 prim.store(mine, [Uint32(prim.ABSENT)] * 4)
                 prim.fence()
         tiles = cutlass.const_expr(form.outs // 16)
         for piece in cutlass.range(-(-tiles // WARPS), unroll=1):
             index = piece * WARPS + warp
             if index < tiles:
-                pair_at = scratch + ((index // 4 * TEAM + index % 4) * prim.WARP + lane) * 4
+                pair_at = scratch + ((index // 4 * WARPS + index % 4) * prim.WARP + lane) * 4
                 one = prim.floats(prim.load_shared(pair_at))
                 other = prim.floats(prim.load_shared(pair_at + 4 * prim.WARP * 4))
                 output = part * form.outs + 16 * index + lane // 4

@@ -235,6 +235,7 @@ class PublishRow(Publish):
         self.kernel(w_atom, w_tiles, x_atom, x_tiles, peers, turn, shares, shares_turn).launch(
             grid=(self.map.blocks, 1, 1),
             block=((self.map.warps + 1) * prim.WARP, 1, 1),
+            min_blocks_per_mp=1,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
