@@ -89,7 +89,7 @@ cute: ## .venv-cute: CuTe DSL and nvdisasm, which compile and audit GPU kernels 
 		"will be compiled and audited" >&2
 
 test: lint $(CHECKPOINT_READY) kernels cute ## lint, then every test
-	$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) --durations=15 $(PYTEST_ARGS)
 
 lint: setup ## ruff and mypy
 	$(BIN)/python -m ruff check .
