@@ -55,7 +55,7 @@ class Watcher:
     """What the caller learns while a run goes on; the command line draws it."""
 
     def begin(self, total_s: float, units: int, done: int) -> None:
-        """The plan's estimate, number of units and how many are already there."""
+        """Expected seconds by earlier runs, number of units and how many are already there."""
 
     def unit(self, stage: str, name: str, cost_s: float) -> None:
         """A unit begins."""
@@ -285,7 +285,9 @@ def _measure(
     if options.ray:
         _whole_blocks(run, [unit for unit in units if unit.stage == "perf"])
     waiting = [unit for unit in units if not run.has_unit(unit.stage, unit.name)]
-    watcher.begin(sum(unit.cost_s for unit in waiting), len(units), len(units) - len(waiting))
+    known = timings.calibration(options.cache, made.target)
+    cost_s = {unit.name: known.seconds(unit.stage, unit.stem, unit.cost_s) for unit in waiting}
+    watcher.begin(sum(cost_s.values()), len(units), len(units) - len(waiting))
     with contextlib.ExitStack() as stack:
         runners = dict(RUNNERS)
         if options.ray and any(unit.stage == "perf" for unit in waiting):
@@ -293,7 +295,7 @@ def _measure(
             device = setting.engine.name != "fake"
             blocks = Blocks(options.ray, specs, device, run.append_failure)
             runners["perf"] = stack.enter_context(blocks)
-        _run_units(run, setting, made, waiting, runners, watcher, options)
+        _run_units(run, setting, made, waiting, cost_s, runners, watcher, options)
 
 
 def _whole_blocks(run: RunFolder, units: Sequence[plan.Unit]) -> None:
@@ -310,11 +312,13 @@ def _run_units(
     setting: Setting,
     made: plan.Plan,
     waiting: Sequence[plan.Unit],
+    cost_s: Mapping[str, float],
     runners: Mapping[Stage, Runner],
     watcher: Watcher,
     options: Options,
 ) -> None:
-    for ended in _ended(setting, waiting, runners, watcher, options.jobs):
+    """`cost_s`: expected seconds by a unit's name."""
+    for ended in _ended(setting, waiting, cost_s, runners, watcher, options.jobs):
         unit, error = ended.unit, ended.error
         if error is not None:
             run.append_failure(
@@ -334,12 +338,13 @@ def _run_units(
             timings.note(
                 options.cache, made.target, unit.stage, unit.stem, unit.cost_s, ended.took_s
             )
-        watcher.finished(unit.stage, unit.name, unit.cost_s, ended.took_s)
+        watcher.finished(unit.stage, unit.name, cost_s[unit.name], ended.took_s)
 
 
 def _ended(
     setting: Setting,
     waiting: Sequence[plan.Unit],
+    cost_s: Mapping[str, float],
     runners: Mapping[Stage, Runner],
     watcher: Watcher,
     jobs: int,
@@ -353,7 +358,7 @@ def _ended(
             yield from beside.run(setting, units, runners[stage], jobs)
             continue
         for unit in units:
-            watcher.unit(unit.stage, unit.name, unit.cost_s)
+            watcher.unit(unit.stage, unit.name, cost_s[unit.name])
             start = time.monotonic()
             try:
                 records = runners[unit.stage](setting, unit.spec)

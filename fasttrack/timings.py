@@ -1,7 +1,7 @@
 """How long units took on this machine, kept beside the checkpoints: what `plan` is calibrated by.
 
 One line per unit of any run: target, stage, unit, estimated and real seconds. A guess for humans:
-it is no evidence and enters no bundle. Written by the pipeline, read by `fasttrack plan`.
+it is no evidence and enters no bundle. Written and read by the pipeline, read by `fasttrack plan`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Calibration:
 
     factor: Mapping[str, float]
     units: Mapping[str, int]
-    """Number of units that a stage's factor rests on."""
+    """Number of units of this target that a stage's factor rests on; 0: on those of others."""
     took_s: Mapping[tuple[str, str, float], float]
     """By stage, unit and estimated seconds."""
 
@@ -51,8 +51,12 @@ def note(cache: Path, target: str, stage: str, unit: str, cost_s: float, took_s:
 
 
 def calibration(cache: Path, target: str) -> Calibration:
-    """What earlier runs of a target say; lines that cannot be read count for nothing."""
+    """What earlier runs of a target say; of a stage that it never ran, what those of others say.
+
+    Lines that cannot be read count for nothing.
+    """
     seen: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    others: dict[str, list[tuple[float, float]]] = defaultdict(list)
     same: dict[tuple[str, str, float], list[float]] = defaultdict(list)
     try:
         lines = (cache / NAME).read_text(encoding="utf-8").splitlines()
@@ -62,16 +66,17 @@ def calibration(cache: Path, target: str) -> Calibration:
         try:
             told = json.loads(line)
             pair = float(told["cost_s"]), float(told["took_s"])
-            if told["target"] == target and pair[0] >= LEAST_COST_S and pair[1] >= 0:
-                stage = str(told["stage"])
-                same[stage, str(told["unit"]), pair[0]].append(pair[1])
-                seen[stage].append(pair)
+            if pair[0] >= LEAST_COST_S and pair[1] >= 0:
+                stage, of = str(told["stage"]), told["target"]
+                (seen if of == target else others)[stage].append(pair)
+                if of == target:
+                    same[stage, str(told["unit"]), pair[0]].append(pair[1])
         except (ValueError, KeyError, TypeError):
             continue
     factor, units = {}, {}
-    for stage, pairs in seen.items():
+    for stage, pairs in (others | seen).items():
         chosen = pairs[-LATEST:]
         factor[stage] = sum(took for _, took in chosen) / sum(cost for cost, _ in chosen)
-        units[stage] = len(chosen)
+        units[stage] = len(chosen) if stage in seen else 0
     took_s = {key: statistics.median(took[-LATEST_OF_UNIT:]) for key, took in same.items()}
     return Calibration(factor, units, took_s)

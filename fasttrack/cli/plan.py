@@ -82,8 +82,7 @@ def plan(
     )
     table = Table("stage", "units", "about", "calibrated by", box=None)
     for stage in STAGES:
-        rests = f"{known.units[stage]} earlier units" if stage in known.units else "nothing yet"
-        table.add_row(stage, str(len(made.stage(stage))), clock(cost[stage]), rests)
+        table.add_row(stage, str(len(made.stage(stage))), clock(cost[stage]), _rests(known, stage))
     table.add_row("all", str(len(made.units)), clock(total), "")
     console.print(table)
     console.print(f"{len(made.cells)} perf cells: {made.cells[0].id} ... {made.cells[-1].id}")
@@ -96,6 +95,14 @@ def plan(
         console.print(f"tier {name}: {clock(told['estimate_s'])}; {', '.join(told['less'])}")
     emit(clock(total), as_json=False)
     return 0
+
+
+def _rests(known: timings.Calibration, stage: str) -> str:
+    """What a stage's estimate rests on."""
+    units = known.units.get(stage)
+    if units is None:
+        return "nothing yet"
+    return f"{units} earlier units" if units else "other targets"
 
 
 def _seconds(unit: planning.Unit, known: timings.Calibration) -> float:

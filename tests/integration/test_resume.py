@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import fasttrack, optimization, records, run_folders, unit_files
 
-from fasttrack import pipeline
+from fasttrack import pipeline, timings
 from fasttrack.bundle.writer import RunFolder
 from fasttrack.errors import RunError
 from fasttrack.schema import FailureRecord
@@ -87,6 +87,17 @@ def test_a_crash_nobody_foresaw_keeps_what_was_finished(
         done = counted(patch)
         assert fasttrack(tmp_path, *COMMAND).status == 0
     assert len(done) == UNITS - 2
+
+
+def test_the_time_ahead_is_what_earlier_runs_took(tmp_path: Path) -> None:
+    optimization(tmp_path)
+    command = ("validate", "demo", "--only", "isolation")
+    assert fasttrack(tmp_path, *command).status == 0
+    noted = tmp_path / ".fasttrack" / timings.NAME
+    slow = [json.loads(line) | {"took_s": 600.0} for line in noted.read_text().splitlines()]
+    noted.write_text("".join(json.dumps(line) + "\n" for line in slow))
+    ran = fasttrack(tmp_path, *command, "--seed", 1)
+    assert "3 units of work; about 30 min 00 s" in ran.err
 
 
 @pytest.mark.parametrize("change", ["source", "claim", "seed", "policy"])

@@ -20,6 +20,18 @@ def test_a_stage_is_scaled_by_what_it_took(tmp_path: Path) -> None:
     assert found.units == {"perf": 2}
 
 
+def test_a_stage_that_never_ran_goes_by_other_targets(tmp_path: Path) -> None:
+    timings.note(tmp_path, "other", "evals", "base", 2.0, 6.0)
+    timings.note(tmp_path, "other", "perf", "block0-0-base", 1.0, 100.0)
+    timings.note(tmp_path, "lab", "perf", "block0-0-base", 1.0, 2.0)
+    found = timings.calibration(tmp_path, "lab")
+    assert found.factor == {"evals": pytest.approx(3.0), "perf": pytest.approx(2.0)}
+    assert found.units == {"evals": 0, "perf": 1}
+    # The unit of another target is not this one's.
+    assert found.seconds("evals", "base", 2.0) == pytest.approx(6.0)
+    assert ("evals", "base", 2.0) not in found.took_s
+
+
 def test_old_units_are_forgotten(tmp_path: Path) -> None:
     timings.note(tmp_path, "lab", "evals", "base", 1.0, 1e6)
     for _ in range(timings.LATEST):
