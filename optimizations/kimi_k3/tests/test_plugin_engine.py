@@ -306,7 +306,18 @@ def test_a_broken_checkpoint_names_every_defect(results: dict[str, Any]) -> None
         assert words in error
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        2,
+        pytest.param(
+            4,
+            marks=pytest.mark.skipif(
+                (os.cpu_count() or 1) < 4, reason="minutes on fewer than 4 cores"
+            ),
+        ),
+    ],
+)
 def test_ranks_equal_one(nano: Path, tmp_path: Path, ranks: int) -> None:
     """Stock and specialised on tensor-parallel processes, which must agree on every step."""
     engine = {"model": str(nano), "tensor_parallel_size": ranks, "max_num_batched_tokens": 96}
