@@ -3,23 +3,30 @@
 Owns: registration. Does not own: the model (named by a string, imported by vLLM only when a
 checkpoint asks for it). vLLM calls `register` once in every process it starts.
 
-Registering adds one model type, one architecture and one start-up check, all under our own names;
-no operator, environment variable or table entry of another model is touched.
+Registering adds one model type, two architectures and a start-up check of each, all under our own
+names; no operator, environment variable or table entry of another model is touched.
 """
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Make `FasttrackKimiK3ForCausalLM` loadable. Safe to call any number of times."""
+    """Make both architectures loadable: `FasttrackKimiK3ForCausalLM`, a model of our own, and
+    `FasttrackKimiLinearForCausalLM`, vLLM's own with our path. Safe to call any number of times."""
     from transformers import AutoConfig
     from vllm import ModelRegistry
     from vllm.model_executor.models import config as model_configs
 
     from kimi_k3.config import ARCHITECTURE, MODEL_TYPE, KimiK3Config
+    from kimi_k3.intree import support as intree
     from kimi_k3.support import StartupCheck
 
     AutoConfig.register(MODEL_TYPE, KimiK3Config, exist_ok=True)
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, f"kimi_k3.model:{ARCHITECTURE}")
     model_configs.MODELS_CONFIG_MAP.setdefault(ARCHITECTURE, StartupCheck)
+    if intree.ARCHITECTURE not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(
+            intree.ARCHITECTURE, f"kimi_k3.intree.model:{intree.ARCHITECTURE}"
+        )
+    model_configs.MODELS_CONFIG_MAP.setdefault(intree.ARCHITECTURE, intree.StartupCheck)

@@ -31,8 +31,8 @@ from kimi_k3.dims import Dims
 from kimi_k3.presets import K3, layers
 from kimi_k3.reference.weights import MODEL, PREFIX, Shape, layer_prefix, shapes
 
-ARCHITECTURE = "KimiLinearForCausalLM"
-"""vLLM's text decoder of Kimi K3."""
+ARCHITECTURES = ("FasttrackKimiLinearForCausalLM", "KimiLinearForCausalLM")
+"""vLLM's text decoder of Kimi K3: with our path where this package is installed, else as it is."""
 RANKS_OF_K3 = 8
 GROUP = 32
 """Columns of a weight that share one E8M0 exponent; a byte holds two of E2M1, the even one low."""
@@ -93,7 +93,7 @@ def write(preset: Mapping[str, Any], folder: Path, seed: int = 0, device: str = 
     write_text_files(
         folder,
         {
-            "architectures": [ARCHITECTURE],
+            "architectures": list(ARCHITECTURES),
             "model_type": "kimi_linear",
             "dtype": "bfloat16",
             "quantization_config": quantised,

@@ -33,6 +33,11 @@ class Heads(NamedTuple):
     parts: int
     """Blocks per head, a cluster: each has 128 / parts rows of the state."""
     warps: int
+    conv_pitch: int = 0
+    """Numbers from one slot's history to the next; 0: they follow each other. An engine keeps
+    states in pages that hold more."""
+    state_pitch: int = 0
+    """The same of recurrent states."""
 
     @property
     def rows(self) -> int:

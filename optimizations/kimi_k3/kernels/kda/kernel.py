@@ -26,8 +26,9 @@ NORM_EPS = 1e-5
 class Kda:
     """projected [q B, pitch] BF16, token by token: q | k | v | gate, each H x 128, decay gate 128,
     beta H. conv [slots, 3, 3 H 128] BF16, oldest first; recurrent [slots, H, V, K] FP32; both
-    updated in place. source [B] and target [q, B] int32. taps [4, 3 H 128], decay_bias [H, 128],
-    decay_speed [H] and norm [128] FP32, decay_up [H 128, 128] BF16 -> y [q B, H 128] BF16.
+    updated in place; of pools whose slots lie apart, the argument is slot 0 alone. source [B] and
+    target [q, B] int32. taps [4, 3 H 128], decay_bias [H, 128], decay_speed [H] and norm [128]
+    FP32, decay_up [H 128, 128] BF16 -> y [q B, H 128] BF16.
 
     A request starts from slot source[b]; its states after token t go to slot target[t, b]. A source
     of 0 or less is nobody's: its outputs are 0 and nothing is written. So is a target for writing.
@@ -298,11 +299,12 @@ class Kda:
 
     def _conv_at(self, conv: Any, slot: Any, tap: int, channel: Any) -> Int64:
         wide = 3 * self.form.heads * WIDTH
-        return prim.address(conv, (Int64(slot) * (TAPS - 1) + tap) * wide + channel)
+        pitch = self.form.conv_pitch or (TAPS - 1) * wide
+        return prim.address(conv, Int64(slot) * pitch + tap * wide + channel)
 
     def _state_at(self, recurrent: Any, slot: Any, row: Any, lane: Any) -> Int64:
-        head_rows = self.form.heads * WIDTH
-        return prim.address(recurrent, (Int64(slot) * head_rows + row) * WIDTH + 4 * lane)
+        pitch = self.form.state_pitch or self.form.heads * WIDTH * WIDTH
+        return prim.address(recurrent, Int64(slot) * pitch + row * WIDTH + 4 * lane)
 
     def _sigmoid(self, x: Float32) -> Float32:
         return 1.0 / (1.0 + cute.math.exp(-x))

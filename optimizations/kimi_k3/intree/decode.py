@@ -1,0 +1,179 @@
+"""The decode steps that are ours, over the layers of vLLM's own Kimi K3.
+
+Owns: the order of layers and what flows between them, what is compiled and launched once before any
+graph is captured, the count of steps that ran. Does not own: the parts of a layer (`layer`), which
+parts are ours (`plan`), vLLM's modules, weights and caches. Read by: the model.
+
+A step is captured into a full CUDA graph, once per batch; vLLM replays it. The caches hold all that
+outlives a step, in vLLM's own layout, so any step may run here and the next one stock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import CUDAGraphMode
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.models.kimi_k3.nvidia.ops import attn_res
+
+from kimi_k3.intree import plan
+from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, Moe, Shared
+from kimi_k3.intree.plan import LARGEST, Op
+
+
+class Layer:
+    """Parts of one of vLLM's decoder layers that can be ours; `module` is vLLM's own."""
+
+    def __init__(self, module: Any, blocks: int, kept: Kept | None, shared: Shared) -> None:
+        self.module = module
+        sources, opens = module.prev_valid_blocks, bool(module.is_block_write_layer)
+        first = module.layer_idx == 0
+        self.before = MixSite(
+            module.self_attention_res_norm, module.self_attention_res_proj, module.input_layernorm,
+            blocks, sources, "none" if first else "add", opens,
+        )  # fmt: skip
+        self.behind = MixSite(
+            module.mlp_res_norm, module.mlp_res_proj, module.post_attention_layernorm,
+            blocks, sources + opens, "restart" if opens else "add", False,
+        )  # fmt: skip
+        attention = module.self_attn
+        self.kda = KdaHalf(attention) if hasattr(attention, "in_proj_qkvgfab") else None
+        self.moe = Moe(module.block_sparse_moe, kept, shared) if kept is not None else None
+
+    @property
+    def prefix(self) -> str:
+        """The name under which a step's metadata has this layer's attention."""
+        attention = self.module.self_attn
+        return str(attention.prefix if self.kda is not None else attention.layer_name)
+
+
+class Decode:
+    """Built once the weights are loaded. Not thread-safe."""
+
+    def __init__(
+        self,
+        backbone: Any,
+        kept: Mapping[int, Kept],
+        batches: Collection[int],
+        largest: Mapping[Op, int] = LARGEST,
+    ) -> None:
+        """`backbone`: vLLM's `KimiLinearModel`; `kept`: experts by layer; `batches`: those that
+        vLLM will capture."""
+        self.backbone = backbone
+        config = backbone.config
+        self.device = backbone.embed_tokens.weight.device
+        self._blocks: int = backbone.num_attn_res_blocks
+        self._shared = Shared(config.num_experts, config.routed_expert_hidden_size, self.device)
+        self._layers = [
+            Layer(module, self._blocks, kept.get(module.layer_idx), self._shared)
+            for module in backbone.layers
+        ]
+        self._sizes = tuple(sorted(batches))
+        self.executed = torch.zeros(1, dtype=torch.int64, device=self.device)
+        """Steps of ours that the device ran: every graph of ours adds one."""
+        self.extra_bytes = sum(one.nbytes for layer in kept.values() for one in layer)
+        self.choose(largest)
+
+    def choose(self, largest: Mapping[Op, int]) -> None:
+        """Settle which ops of which batch are ours in graphs captured from now on."""
+        found = {batch: plan.ours(batch, largest) for batch in self._sizes}
+        self.ours = {batch: ops for batch, ops in found.items() if ops}
+        """By batch; vLLM's graphs of other batches are stock."""
+        self.captured: set[int] = set()
+        """Batches of which a graph with launches of ours was captured."""
+
+    def takes(self, batch: int) -> bool:
+        """Whether this forward is ours: a full graph of pure decode, one token per request, of a
+        batch with something of ours, is being captured."""
+        if batch not in self.ours or not torch.cuda.is_current_stream_capturing():
+            return False
+        if not is_forward_context_available():
+            return False
+        context = get_forward_context()
+        if context.cudagraph_runtime_mode == CUDAGraphMode.PIECEWISE:
+            return False
+        if not isinstance(context.attn_metadata, dict):
+            return False
+        return all(self._decodes(layer, context.attn_metadata) for layer in self._layers)
+
+    def _decodes(self, layer: Layer, steps: Mapping[str, Any]) -> bool:
+        step = steps.get(layer.prefix)
+        return step is not None and not (step.num_prefills or getattr(step, "num_spec_decodes", 0))
+
+    def run(self, embedded: Tensor, positions: Tensor) -> Tensor:
+        """embedded [B, D], which is overwritten -> the last mixture [B, D], as vLLM's forward gives
+        it, before the model's norm."""
+        context = get_forward_context()
+        steps: Any = context.attn_metadata
+        padding = getattr(context, "is_padding", None)
+        batch = len(embedded)
+        if padding is None:
+            rows = torch.full((1,), batch, dtype=torch.int32, device=self.device)
+        else:
+            rows = (~padding[:batch]).sum(dtype=torch.int32).view(1)
+        out = self._run(embedded, positions, steps, rows)
+        self.executed.add_(1)
+        self.captured.add(batch)
+        return out
+
+    def _run(
+        self, embedded: Tensor, positions: Tensor, steps: Mapping[str, Any] | None, rows: Tensor
+    ) -> Tensor:
+        """Without metadata of a step, attention that is vLLM's is left out and KDA touches nobody's
+        state: what `prepare` needs."""
+        batch, hidden = embedded.shape
+        ours = self.ours[batch]
+        prefix = embedded
+        bank = prefix.new_empty(batch, self._blocks, hidden)
+        delta: Tensor | None = None
+        for layer in self._layers:
+            module = layer.module
+            if "attn_res" in ours:
+                x = layer.before(prefix, delta, bank)
+            else:
+                x, prefix, _ = module._pre_attn_norm(delta, bank, prefix)
+            if layer.kda is not None and "kda" in ours:
+                slots = rows.new_zeros(batch)
+                if steps is not None:
+                    slots = steps[layer.prefix].non_spec_state_indices_tensor[:batch]
+                delta = layer.kda(x, slots)
+            elif steps is not None:
+                delta = module.self_attn(hidden_states=x, positions=positions)
+            else:
+                delta = x
+            if "attn_res" in ours:
+                x = layer.behind(prefix, delta, bank)
+            else:
+                x, prefix, _ = module._post_attn_norm(delta, bank, prefix)
+            if layer.moe is not None and "moe" in ours:
+                delta = layer.moe(x, rows, "shared" in ours, "latent_up" in ours)
+            else:
+                delta = module.mlp(x) if steps is not None else x
+        last = self.backbone
+        out: Tensor = attn_res(
+            prefix, delta, bank, last.output_attn_res_norm.weight,
+            last.output_attn_res_proj.weight.squeeze(0), None, num_blocks=self._blocks,
+            block_write_idx=-1, eps=last.output_attn_res_norm.variance_epsilon, output_norm_eps=0.0,
+        )  # fmt: skip
+        return out
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Compile every launch of every batch and make each once, so that nothing is compiled,
+        loaded or allocated for good while a graph is captured. Called with caches bound: their
+        pages are part of the code."""
+        self.captured.clear()
+        hidden = self.backbone.config.hidden_size
+        for batch in self.ours:
+            embedded = torch.zeros(batch, hidden, dtype=torch.bfloat16, device=self.device)
+            positions = torch.zeros(batch, dtype=torch.int64, device=self.device)
+            nobody = torch.zeros(1, dtype=torch.int32, device=self.device)
+            self._run(embedded, positions, None, nobody)
+        torch.cuda.synchronize(self.device)
+
+    def check(self) -> None:
+        """Wait for the device; raises `PeerLostError` if a launch waited in vain."""
+        self._shared.front.check()

@@ -1,0 +1,198 @@
+"""What one layer of vLLM's Kimi K3 launches when parts of it are ours.
+
+Owns: the parts that can be ours, each with the same inputs and outputs as vLLM's, so that any mix
+of both makes a layer. Does not own: which parts are (`plan`), the order of layers (`decode`),
+device code (`kernels`). Weights are vLLM's own tensors, read where they lie, but for small vectors
+in another number format and the experts (`Kept`).
+
+B rows, D hidden. Called while a graph is captured: every launch binds the addresses of then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from vllm.utils.multi_stream_utils import maybe_execute_in_parallel
+
+from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
+from kimi_k3.kernels.gpu import Bound, Kernel
+from kimi_k3.kernels.kda import launch as kda
+from kimi_k3.kernels.kda.form import TAPS, WIDTH, pitch
+from kimi_k3.kernels.moe import launch as moe
+from kimi_k3.kernels.moe.inbox import inbox
+from kimi_k3.kernels.oproj.mailbox import End, loop_back
+from kimi_k3.kernels.projection.launch import projection
+
+CAPACITY = 64
+"""Rows a mailbox has room for."""
+
+
+class Kept(NamedTuple):
+    """Routed experts of a layer as the checkpoint has them. vLLM rearranges its own for its
+    kernels, so this is a second copy: the price of this path in memory."""
+
+    w13: Tensor
+    """uint8 [E, 2I, L/2], gate rows first."""
+    s13: Tensor
+    """uint8 [E, 2I, L/32]."""
+    w2: Tensor
+    """uint8 [E, L, I/2]."""
+    s2: Tensor
+    """uint8 [E, L, I/32]."""
+
+
+def run(kernel: Kernel, **tensors: Tensor) -> None:
+    """Bind and launch once, which is what a captured graph repeats."""
+    # A parameter may ask for gradients, and then it cannot be handed over.
+    Bound(kernel, **{name: tensor.detach() for name, tensor in tensors.items()})()
+
+
+def linear(x: Tensor, w: Tensor) -> Tensor:
+    """x [B, K], w [N, K] BF16 -> [B, N]."""
+    y = x.new_empty(len(x), len(w))
+    run(projection(len(w), x.shape[1], len(x)), x=x, w=w, y=y)
+    return y
+
+
+class Shared:
+    """What all layers share: memory that a launch leaves as it found it, and a side stream."""
+
+    def __init__(self, experts: int, latent: int, device: torch.device) -> None:
+        self.experts, self.latent, self.device = experts, latent, device
+        exchange = moe.front_exchange(experts, latent, 1, CAPACITY)
+        self.front: End = loop_back(exchange, str(device))[0]
+        self.side = torch.cuda.Stream(device)
+        self.events = torch.cuda.Event(), torch.cuda.Event()
+        self._inboxes: dict[int, Tensor] = {}
+
+    def inbox(self, batch: int) -> Tensor:
+        """Memory of the experts' blocks, made before a graph is captured."""
+        if batch not in self._inboxes:
+            form = moe.experts(batch, self.experts).routed
+            self._inboxes[batch] = inbox(form, str(self.device))
+        return self._inboxes[batch]
+
+
+class MixSite:
+    """A mix site: prefix [B, D] takes delta, the mixture of stored blocks comes out normalised."""
+
+    def __init__(
+        self, norm: Any, proj: Any, out_norm: Any, blocks: int, sources: int, delta: Delta,
+        write: bool,
+    ) -> None:  # fmt: skip
+        """`norm`, `proj`, `out_norm`: vLLM's modules of the site and of the norm behind it."""
+        if norm.variance_epsilon != out_norm.variance_epsilon:
+            raise ValueError("a mix site and the norm behind it must have the same epsilon")
+        self.score = norm.weight.data.float() * proj.weight.data.float().view(-1)
+        self.gain = out_norm.weight.data.float()
+        self.eps = norm.variance_epsilon
+        self.blocks, self.sources, self.delta, self.write = blocks, sources, delta, write
+
+    def __call__(self, prefix: Tensor, delta: Tensor | None, bank: Tensor) -> Tensor:
+        """bank [B, N, D]; without a delta there is none to read, and the prefix stands in."""
+        batch, hidden = prefix.shape
+        site = Site(hidden, batch, self.blocks, self.sources, self.delta, self.write, self.eps)
+        y = torch.empty_like(prefix)
+        run(AttnRes(site), prefix=prefix, delta=prefix if delta is None else delta, bank=bank,
+            score=self.score, gain=self.gain, y=y)  # fmt: skip
+        return y
+
+
+class KdaHalf:
+    """A KDA layer between its mix sites: two projections and one launch between them. States are
+    read and written in vLLM's pages."""
+
+    def __init__(self, attention: Any) -> None:
+        """Raises ValueError for weights in another layout than the one there is code for."""
+        self.attention = attention
+        self.heads: int = attention.local_num_heads
+        self.into, self.out = attention.in_proj_qkvgfab.weight.data, attention.o_proj.weight.data
+        if attention.head_dim != WIDTH or len(self.into) != pitch(self.heads):
+            raise ValueError(f"a KDA input projection of {list(self.into.shape)}")
+        taps = attention.conv1d.weight.data.float().view(-1, TAPS)
+        self.fixed = {
+            "taps": taps.t().contiguous(),
+            "decay_up": attention.f_b_proj.weight.data,
+            "decay_bias": attention.dt_bias.data.view(self.heads, WIDTH),
+            "decay_speed": attention.A_log.data.float().exp(),
+            "norm": attention.o_norm.weight.data.float(),
+        }
+
+    def pools(self) -> tuple[Tensor, Tensor]:
+        """conv [slots, 3, 3 H 128] BF16 and recurrent [slots, H, 128, 128] FP32 as vLLM has bound
+        them, any distance from slot to slot. Raises ValueError for anything else."""
+        conv, recurrent = self.attention.kv_cache[:2]
+        wanted = [
+            (torch.bfloat16, (TAPS - 1, 3 * self.heads * WIDTH)),
+            (torch.float32, (self.heads, WIDTH, WIDTH)),
+        ]
+        found = [(one.dtype, tuple(one.shape[1:])) for one in (conv, recurrent)]
+        if found != wanted or not all(one[0].is_contiguous() for one in (conv, recurrent)):
+            raise ValueError(f"KDA states must be {wanted}, got {found}")
+        return conv, recurrent
+
+    def __call__(self, x: Tensor, slots: Tensor) -> Tensor:
+        """x [B, D], slots int32 [B], 0 for rows without a request -> [B, D]."""
+        conv, recurrent = self.pools()
+        batch = len(x)
+        kernel = kda.paged(
+            self.heads, batch, self.attention.gate_lower_bound, conv.stride(0), recurrent.stride(0)
+        )
+        y = x.new_empty(batch, self.heads * WIDTH)
+        run(kernel, projected=linear(x, self.into), conv=conv[:1], recurrent=recurrent[:1],
+            source=slots, target=slots[None], y=y, **self.fixed)  # fmt: skip
+        return linear(y, self.out)
+
+
+class Moe:
+    """The latent MoE of a layer. Router and latent down-projection of vLLM become views of one
+    matrix, so that one launch reads both and no weight exists twice."""
+
+    def __init__(self, module: Any, kept: Kept, shared: Shared) -> None:
+        self.module, self.kept, self.shared = module, kept, shared
+        gate, down = module.gate, module.routed_expert_down_proj
+        self.into = torch.cat((gate.weight.data, down.weight.data))
+        gate.weight.data, down.weight.data = self.into.split((len(gate.weight), len(down.weight)))
+        self.bias = gate.e_score_correction_bias.data
+        self.norm = module.routed_expert_norm
+        self.up = module.routed_expert_up_proj.weight.data
+
+    def __call__(self, x: Tensor, rows: Tensor, shared_ours: bool, up_ours: bool) -> Tensor:
+        """x [B, D], rows int32 [1], how many of B have a request -> [B, D]."""
+        experts: Callable[[Tensor], Tensor] = self.module.shared_experts
+        latent, beside = maybe_execute_in_parallel(
+            lambda: self.norm(self.routed(x, rows)),
+            lambda: self.shared_experts(x) if shared_ours else experts(x),
+            *self.shared.events, self.shared.side,
+        )  # fmt: skip
+        if up_ours:
+            return beside.add_(linear(latent, self.up))  # type: ignore[no-any-return]
+        return torch.addmm(beside, latent, self.up.t())
+
+    def routed(self, x: Tensor, rows: Tensor) -> Tensor:
+        """The routed experts' sum [B, L], before its norm."""
+        batch, end, kept = len(x), self.shared.front, self.kept
+        count, latent = self.shared.experts, self.shared.latent
+        ids = rows.new_empty(batch, moe.TOP_K)
+        gains = torch.empty_like(ids, dtype=torch.float32)
+        z, y = x.new_empty(batch, latent), x.new_empty(batch, latent)
+        front = moe.publish_front(x.shape[1], count, latent, batch, end.exchange)
+        run(front, x=x, w=self.into, peers=end.peers, turn=end.turn)
+        run(moe.route(count, latent, batch, end.exchange), mailbox=end.mailbox, turn=end.turn,
+            bias=self.bias, rows=rows, ids=ids, gains=gains, z=z)  # fmt: skip
+        slots = gains.new_empty(batch, moe.TOP_K, latent)
+        run(moe.experts(batch, count), z=z, ids=ids, gains=gains, w13=kept.w13, s13=kept.s13,
+            w2=kept.w2, s2=kept.s2, slots=slots, inbox=self.shared.inbox(batch))  # fmt: skip
+        run(moe.finalize(batch, count), slots=slots, ids=ids, y=y)
+        return y
+
+    def shared_experts(self, x: Tensor) -> Tensor:
+        """Both shared experts [B, D], vLLM's weights."""
+        module = self.module.shared_experts
+        gate_up = linear(x, module.gate_up_proj.weight)
+        active = x.new_empty(len(x), gate_up.shape[1] // 2)
+        run(moe.activate(*active.shape), gate_up=gate_up, y=active)
+        return linear(active, module.down_proj.weight)

@@ -1,0 +1,103 @@
+"""vLLM's own Kimi K3 text decoder, with decode steps of ours where the option asks for them.
+
+Owns: keeping the experts as the checkpoint has them, acting on `Decode.takes`. Does not own:
+anything else of the model, which is inherited; with the option off nothing but names differs from
+vLLM's. Imported by vLLM when a checkpoint names the architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.models.kimi_k3.nvidia.model import KimiLinearForCausalLM
+
+from kimi_k3.intree.evidence import GraphRecorder
+from kimi_k3.intree.plan import LARGEST_BATCH, plan
+from kimi_k3.intree.support import refuse_graphs, refuse_unsupported, switch_of
+from kimi_k3.runtime.plan import StepFacts
+
+
+class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
+    """See the module."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        """As vLLM calls it. Raises `RefusedError` for what is not supported."""
+        refuse_unsupported(vllm_config)
+        on = switch_of(vllm_config) != "auto"
+        if on:
+            refuse_graphs(vllm_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._on = on
+        self.recorder = GraphRecorder(
+            get_tensor_model_parallel_rank(),
+            get_tensor_model_parallel_world_size(),
+            switch_of(vllm_config),
+        )
+        self._kept: dict[int, Any] = {}
+        self.decode: Any = None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """As vLLM's; what it rearranges afterwards is kept as it is now."""
+        loaded: set[str] = super().load_weights(weights)
+        if self._on:
+            from kimi_k3.intree.layer import Kept
+
+            for layer in self.model.layers:
+                if layer.is_moe_layer:
+                    own = layer.block_sparse_moe.experts.routed_experts
+                    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+                    kept = [getattr(own, name).data.clone() for name in names]
+                    self._kept[layer.layer_idx] = Kept(*kept)
+        return loaded
+
+    def get_model_state_cls(self) -> type[Any]:
+        """Ours is told when to build, when to prepare, and of every step."""
+        from kimi_k3.intree.state import ModelState
+
+        return ModelState
+
+    def build(self) -> None:
+        """Called once the weights are loaded and rearranged."""
+        if not self._on:
+            return
+        from kimi_k3.intree.decode import Decode
+
+        sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
+        most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
+        self.decode = Decode(self.model, self._kept, [size for size in sizes if size <= most])
+        self.recorder.prepared = tuple(self.decode.ours)
+        self.recorder.extra_bytes = self.decode.extra_bytes
+        self.recorder.executed = self.decode.executed
+
+    def prepare(self) -> None:
+        """Called whenever vLLM has bound caches."""
+        if self.decode is not None:
+            self.decode.prepare()
+
+    def note(self, facts: StepFacts, graph: int | None) -> None:
+        """Record one step; `graph`: the batch of the full graph that runs it."""
+        captured = self.decode.captured if self.decode is not None else ()
+        self.recorder.record(plan(facts, self.recorder.switch, captured, graph), facts)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """vLLM's forward, or ours into a graph being captured."""
+        decode = self.decode
+        if decode is not None and intermediate_tensors is None and decode.takes(len(positions)):
+            if inputs_embeds is None:
+                return decode.run(self.embed_input_ids(input_ids), positions)
+            return decode.run(inputs_embeds.clone(), positions)
+        return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)

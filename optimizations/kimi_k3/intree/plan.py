@@ -1,0 +1,78 @@
+"""Which launches of a decode graph are ours, and which path a step took.
+
+Owns: the table of ops by batch, the decision per step. Does not own: launches (`layer`), the facts
+of a step (`state` collects them), the record (`runtime.evidence`). Knows no engine.
+
+A graph is captured once per batch and replayed without Python, so what is ours is settled when it
+is captured; a step is specialised if the engine replays a graph that was captured so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Literal, get_args
+
+from kimi_k3.runtime.plan import (
+    DECODE,
+    EMPTY,
+    MIXED,
+    PREFILL,
+    PROFILE,
+    SWITCHED_OFF,
+    VERIFY,
+    Plan,
+    StepFacts,
+    Switch,
+)
+
+Op = Literal["attn_res", "kda", "moe", "shared", "latent_up"]
+OPS: tuple[Op, ...] = get_args(Op)
+"""attn_res: mix sites. kda: a KDA layer from its input to its output projection. moe: router,
+latent down-projection, choice, routed experts and their sum. shared: the shared experts. latent_up:
+the way back from the latent space. The last two are ours only where `moe` is."""
+
+LARGEST_BATCH = 64
+"""Of any launch of ours."""
+LARGEST: Mapping[Op, int] = {
+    "attn_res": 64, "kda": 64, "moe": 8, "shared": 0, "latent_up": 64,
+}  # fmt: skip
+"""Largest batch at which an op is ours: above it stock's was faster where both were measured inside
+the engine (`bench/RESULTS.md`, "In vLLM"). MLA, the dense layer and the final site are stock's."""
+
+NO_GRAPH = Plan("stock", "not in a full CUDA graph")
+OTHER_GRAPH = Plan("stock", "graph captured stock")
+
+
+def ours(batch: int, largest: Mapping[Op, int] = LARGEST) -> frozenset[Op]:
+    """The ops that are ours in the graph of `batch` rows; empty: the graph is stock's."""
+    if not 1 <= batch <= LARGEST_BATCH:
+        return frozenset()
+    found = {op for op in OPS if batch <= largest.get(op, 0)}
+    return frozenset(found if "moe" in found else found - {"shared", "latent_up"})
+
+
+def plan(
+    facts: StepFacts | None,
+    switch: Switch,
+    captured: Collection[int],
+    graph: int | None,
+) -> Plan:
+    """Name the path a step takes. `captured`: batches whose graphs have launches of ours; `graph`:
+    the batch of the full graph that the engine replays for the step, None if it replays none.
+
+    Stock is everything but a pure decode step in a graph that was captured specialised: prefill,
+    mixed steps, drafts, eager and piecewise steps, batches beyond the largest graph.
+    """
+    if facts is None:
+        return PROFILE
+    if switch != "latency_specialized":
+        return SWITCHED_OFF
+    if not facts.requests:
+        return EMPTY
+    if facts.verify_rows:
+        return VERIFY
+    if facts.prefill_rows:
+        return MIXED if facts.decode_rows else PREFILL
+    if graph is None:
+        return NO_GRAPH
+    return DECODE if graph in captured else OTHER_GRAPH

@@ -1,0 +1,47 @@
+"""vLLM's model state of Kimi K3 with what this path needs of it: when weights are loaded, when
+caches are bound, and what every step was.
+
+Owns: those three moments. Does not own: the decision (`plan`), the record (`evidence`). Read by:
+vLLM's model runner, which makes one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.config import CUDAGraphMode
+from vllm.models.kimi_k3.nvidia.model_state import KimiK3ModelState
+
+from kimi_k3.intree.evidence import facts_of
+
+
+class ModelState(KimiK3ModelState):
+    """One of `FasttrackKimiLinearForCausalLM`."""
+
+    def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
+        """After the weights are loaded and rearranged."""
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self._step: Any = None
+        model.build()
+
+    def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
+        """After caches are bound, and before graphs are captured: once for profiling, once for
+        good."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        self.language_model.prepare()
+
+    def preprocess_state(self, input_batch: Any, *arguments: Any, **named: Any) -> None:
+        """vLLM calls this for steps that have requests, and for no others."""
+        super().preprocess_state(input_batch, *arguments, **named)
+        self._step = input_batch
+
+    def prepare_attn(
+        self, input_batch: Any, cudagraph_mode: Any, *arguments: Any, **named: Any
+    ) -> Any:
+        """Right before the step runs: `cudagraph_mode` says how."""
+        if input_batch is self._step:
+            self._step = None
+            full = cudagraph_mode == CUDAGraphMode.FULL
+            graph = input_batch.num_tokens_after_padding if full else None
+            self.language_model.note(facts_of(input_batch), graph)
+        return super().prepare_attn(input_batch, cudagraph_mode, *arguments, **named)
