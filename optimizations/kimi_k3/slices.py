@@ -62,6 +62,8 @@ def _slice(ranks: int) -> dict[str, Any]:
         "intermediate_size": part("intermediate_size"),
         "moe_intermediate_size": part("moe_intermediate_size"),
         "max_position_embeddings": 131072,
+        # Of MLA's queries. Without it vLLM divides the hidden size by the few heads of a slice.
+        "head_dim": K3["qk_nope_head_dim"] + K3["qk_rope_head_dim"],
     }
 
 

@@ -1,14 +1,15 @@
 """`python -m kimi_k3.bench.engine CHECKPOINT [--batch 1,8,64] [--json FILE]`: decode steps in vLLM.
 
 One boot of vLLM 0.33 with the path on. The decode graphs are captured several times, each time with
-other ops ours, none for stock; replaying one or another set is all that differs between the sides,
+other ops ours, none for stock; replaying one set or another is all that differs between the sides,
 so weights, caches, requests, process and clocks are the same. This is no run of the harness: no
 prompts of its kind, no arms in processes of their own, no rules.
 
-Owns: what is asked of the engine and how it is timed. Per batch, after requests are in decode:
-`step`: back-to-back replays of the step's graph, sides in turn, by CUDA events; `engine`: whole
-steps of the engine, wall clock, sides in turn; `profile`: kernels of one replay by name. Parity:
-hidden states and logits of one step from the same caches, and greedy tokens.
+Owns: what is asked of the engine and how it is timed. Per batch, while its requests decode:
+`step_us`, replays of the step's graph back to back, sides in turn, by CUDA events; `profile`, the
+kernels of a replay by name; `parity`, hidden states and logits of one step from the same caches;
+`ops`, single ops on random rows. Then `tokens_per_second` of whole generations, wall clock, sides
+in turn, and greedy tokens of both.
 """
 
 from __future__ import annotations
@@ -27,112 +28,100 @@ from torch import Tensor
 
 from kimi_k3.intree.plan import LARGEST, OPS
 from kimi_k3.intree.support import OPTION
+from kimi_k3.runtime.evidence import WorkerExtension
 
 CONTEXT, VOCABULARY = 128, 20480
 REPLAYS, ROUNDS = 20, 7
-STEPS = 24
+SAME = 4
+"""Repeats whose bits are compared."""
 GREEDY = 32
+"""Tokens of a greedy answer."""
+SHORT, LONG = 32, 160
+"""Tokens of the two generations whose difference is timed."""
+NOISE = 2.0**-8
+"""What the side `noise` adds to an eighth of the embeddings, and takes from another, relative to
+them, the rest being stock: about the last bit of BF16."""
 
 
 def ladder() -> dict[str, dict[str, int]]:
-    """Sides: stock, the shipped table, and ops added one after the other at every batch."""
-    sides: dict[str, dict[str, int]] = {"stock": {}, "table": dict(LARGEST)}
+    """Sides: stock, stock on slightly other embeddings, the shipped table, then ops added one after
+    the other at every batch."""
+    sides: dict[str, dict[str, int]] = {"stock": {}, "noise": {}, "table": dict(LARGEST)}
     held: dict[str, int] = {}
     for op in ("moe", "latent_up", "attn_res", "kda", "shared"):
         held = held | {op: 64}
         sides["+" + op] = dict(held)
+    # The same launches, less careful with what is behind them.
+    sides["hasty"] = sides["+kda"]
     return sides
 
 
-class Engine:
-    """vLLM in this process, and its decode graphs by side."""
+class Worker(WorkerExtension):
+    """What vLLM's worker does for the benchmark, by `collective_rpc`."""
 
-    def __init__(self, checkpoint: str, batches: list[int], most: int) -> None:
-        from vllm import LLM
+    _bench_sides: dict[str, Any]
 
-        self.llm = LLM(
-            checkpoint, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096,
-            max_num_seqs=most, num_gpu_blocks_override=1024, enable_prefix_caching=False,
-            additional_config={OPTION: "latency_specialized"},
-            worker_extension_cls="kimi_k3.runtime.evidence.WorkerExtension",
-            compilation_config={"cudagraph_capture_sizes": batches}, disable_log_stats=True,
-        )  # fmt: skip
-        self.runner: Any = self.llm.collective_rpc(lambda worker: worker.model_runner)[0]
-        self.model = self.runner.get_model()
-        self.manager = self.runner.cudagraph_manager
-        self.sides: dict[str, Any] = {}
-        self._requests = 0
-
-    def capture(self, name: str, largest: Mapping[str, int]) -> None:
-        """Capture every graph once more, with these ops ours."""
+    def bench_capture(self, name: str, largest: dict[str, int] | None) -> list[int]:
+        """Capture every graph once more with these ops ours, or keep those there are under `name`;
+        the batches that have launches of ours."""
         from vllm.config import set_current_vllm_config
 
-        self.manager.graphs = {}
-        self.manager.release_graphs()
-        decode = self.model.decode
-        decode.choose(largest)
-        decode.prepare()
-        with set_current_vllm_config(self.runner.vllm_config):
-            self.runner.capture_model()
-        self.sides[name] = self.manager.graphs, set(decode.captured)
+        runner, decode = self.model_runner, self._bench_model().decode
+        manager, backbone = runner.cudagraph_manager, self._bench_model().model
+        if largest is None:
+            self._bench_sides = {name: (manager.graphs, set(decode.captured))}
+            return sorted(decode.captured)
+        if name == "noise":
+            plain, factors = backbone.embed_input_ids, _factors(backbone.embed_tokens.weight)
+            backbone.embed_input_ids = lambda ids: (
+                (plain(ids) * factors[: len(ids)]).bfloat16()
+                if len(ids) <= len(factors)
+                else plain(ids)
+            )
+        try:
+            manager.graphs = {}
+            manager.release_graphs()
+            decode.choose(largest)
+            decode.hasty = name == "hasty"
+            decode.prepare()
+            with set_current_vllm_config(runner.vllm_config):
+                runner.capture_model()
+            self._bench_sides[name] = manager.graphs, set(decode.captured)
+        finally:
+            backbone.__dict__.pop("embed_input_ids", None)
+        return sorted(decode.captured)
 
-    def use(self, name: str) -> None:
+    def bench_use(self, name: str) -> None:
         """Replay graphs of this side from now on."""
-        self.manager.graphs, self.model.decode.captured = self.sides[name]
+        torch.cuda.synchronize()
+        self.model_runner.cudagraph_manager.graphs, self._bench_model().decode.captured = (
+            self._bench_sides[name]
+        )
 
-    def graph(self, batch: int) -> Any:
-        """The decode graph of `batch` rows."""
+    def bench_check(self) -> None:
+        """Whether a launch waited in vain."""
+        self._bench_model().decode.check()
+
+    def _bench_model(self) -> Any:
+        return self.model_runner.get_model()
+
+    def _bench_graph(self, batch: int) -> Any:
+        graphs = self.model_runner.cudagraph_manager.graphs
         (found,) = (
-            graph for key, graph in self.manager.graphs.items()
+            graph for key, graph in graphs.items()
             if key.num_tokens == batch and key.cg_mode.name == "FULL"
         )  # fmt: skip
         return found
 
-    def evidence(self) -> dict[str, Any]:
-        """What ran since the last time."""
-        (found,) = self.llm.collective_rpc("fasttrack_evidence")
-        return {name: found[name] for name in ("counters", "graph_steps", "extra_bytes")}
-
-    # ---- requests --------------------------------------------------------------------------------
-
-    def prompts(self, count: int, length: int, seed: int = 0) -> list[dict[str, Any]]:
-        """Random tokens."""
-        random = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(1, VOCABULARY, (count, length), generator=random)
-        return [{"prompt_token_ids": row} for row in drawn.tolist()]
-
-    def start(self, batch: int, length: int) -> list[str]:
-        """Requests that decode until they are told to stop."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(temperature=0.0, max_tokens=2048, ignore_eos=True, detokenize=False)
-        names = []
-        for prompt in self.prompts(batch, length):
-            names.append(f"bench-{self._requests}")
-            self._requests += 1
-            self.llm.llm_engine.add_request(names[-1], prompt, params)
-        # A prompt longer than a step's budget takes several; then all decode.
-        for _ in range(4 + batch * length // 2048):
-            self.llm.llm_engine.step()
-        return names
-
-    def stop(self, names: list[str]) -> None:
-        """End them."""
-        self.llm.llm_engine.abort_request(names)
-        while self.llm.llm_engine.has_unfinished_requests():
-            self.llm.llm_engine.step()
-        self.llm.llm_engine.step()
-
-    # ---- what is measured ------------------------------------------------------------------------
-
-    def step_us(self, batch: int) -> dict[str, Any]:
+    def bench_step_us(self, batch: int) -> dict[str, Any]:
         """Microseconds of the device per replay, by side."""
-        spans: dict[str, list[float]] = {name: [] for name in self.sides}
-        for round_ in range(ROUNDS):
-            names = list(self.sides) if round_ % 2 == 0 else list(self.sides)[::-1]
+        names = [name for name in self._bench_sides if name != "noise"]
+        spans: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(ROUNDS):
+            names.reverse()
             for name in names:
-                self.use(name)
-                graph = self.graph(batch)
+                self.bench_use(name)
+                graph = self._bench_graph(batch)
                 for _ in range(3):
                     graph.replay()
                 ends = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -142,29 +131,15 @@ class Engine:
                 ends[1].record()
                 torch.cuda.synchronize()
                 spans[name].append(1000 * ends[0].elapsed_time(ends[1]) / REPLAYS)
-        return {name: {"median": statistics.median(one), "all": one} for name, one in spans.items()}
+        return {name: _summary(one) for name, one in spans.items()}
 
-    def tokens_per_second(self, batch: int) -> dict[str, Any]:
-        """Of whole engine steps, by side, in turn."""
-        rates: dict[str, list[float]] = {}
-        for name in ("stock", "table", "table", "stock", "stock", "table"):
-            self.use(name)
-            for _ in range(3):
-                self.llm.llm_engine.step()
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            for _ in range(STEPS):
-                self.llm.llm_engine.step()
-            torch.cuda.synchronize()
-            rates.setdefault(name, []).append(batch * STEPS / (time.perf_counter() - begin))
-        return {name: {"median": statistics.median(one), "all": one} for name, one in rates.items()}
-
-    def profile(self, batch: int, name: str) -> dict[str, Any]:
-        """Kernels of a replay: how often and how long, by name, longest first."""
+    def bench_profile(self, batch: int, name: str) -> dict[str, Any]:
+        """Kernels of a replay: how often and how long, by name, longest first. A dependent launch
+        begins while it waits, so times overlap and their sum says little."""
         from torch.profiler import ProfilerActivity, profile
 
-        self.use(name)
-        graph, times = self.graph(batch), 4
+        self.bench_use(name)
+        graph, times = self._bench_graph(batch), 4
         graph.replay()
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -179,56 +154,211 @@ class Engine:
                 count[event.name] += 1
         return {
             "launches": sum(count.values()) / times,
-            "busy_us": sum(spent.values()) / times,
             "kernels": [
                 [key[:120], count[key] / times, us / times] for key, us in spent.most_common(40)
             ],
         }
 
-    def parity(self, batch: int) -> dict[str, Any]:
-        """One step from the same caches: hidden states and logits against stock's."""
-        pools = _storages(self.runner.kv_caches)
+    def bench_parity(self, batch: int) -> dict[str, Any]:
+        """One step from the same caches: hidden states and logits against stock's, and in how many
+        ways repeats come out."""
+        pools = _storages(self.model_runner.kv_caches)
         copies = [one.clone() for one in pools]
-
-        def restore() -> None:
-            for one, copy in zip(pools, copies, strict=True):
-                one.copy_(copy)
-
-        halves = [layer.kda for layer in self.model.decode._layers if layer.kda is not None]
-        made: dict[str, list[Any]] = {}
-        for name in ("stock", *self.sides):
-            self.use(name)
-            restore()
-            self.graph(batch).replay()
-            hidden = self.manager.hidden_states[:batch].clone()
-            with torch.inference_mode():
-                logits = self.model.compute_logits(hidden.clone())
-            states = [one.pools()[1].clone() for one in (halves[0], halves[-1])]
-            made.setdefault(name, []).append((hidden, logits, states))
-        restore()
-        stock: Any = made["stock"][0]
-        found = {}
+        made: dict[str, list[Tensor]] = {}
+        for name in self._bench_sides:
+            self.bench_use(name)
+            made[name] = []
+            for _ in range(SAME):
+                for one, copy in zip(pools, copies, strict=True):
+                    one.copy_(copy)
+                self._bench_graph(batch).replay()
+                hidden = self.model_runner.cudagraph_manager.hidden_states
+                made[name].append(hidden[:batch].clone())
+        for one, copy in zip(pools, copies, strict=True):
+            one.copy_(copy)
+        with torch.inference_mode():
+            logits = {n: self._bench_model().compute_logits(h[0].clone()) for n, h in made.items()}
+        stock, found = made["stock"][0].float(), {}
         for name, several in made.items():
-            hidden, logits, states = several[-1]
+            rows = (several[0].float() - stock).norm(dim=1) / stock.norm(dim=1)
+            same = logits[name].argmax(-1) == logits["stock"].argmax(-1)
             found[name] = {
-                "hidden": _distance(hidden, stock[0]),
-                "logits": _distance(logits, stock[1]),
-                "argmax_equal": float((logits.argmax(-1) == stock[1].argmax(-1)).float().mean()),
-                "finite": bool(torch.isfinite(logits).all()),
-                "states": [_distance(*both) for both in zip(states, stock[2], strict=True)],
+                "hidden": _distance(several[0], stock),
+                "hidden_median_row": float(rows.median()),
+                "logits": _distance(logits[name], logits["stock"]),
+                "argmax_equal": float(same.float().mean()),
+                "finite": bool(torch.isfinite(logits[name]).all()),
+                "outcomes": len({one.cpu().view(torch.int16).numpy().tobytes() for one in several}),
             }
         return found
 
-    def greedy(self, name: str, count: int, seed: int) -> list[list[int]]:
-        """Tokens of `count` requests at once."""
+    @torch.inference_mode()
+    def bench_ops(self, batch: int) -> dict[str, Any]:
+        """Single ops on the same random rows, ours against vLLM's, and whether repeats agree."""
+        from vllm.config import set_current_vllm_config
+        from vllm.forward_context import set_forward_context
+
+        decode, config = self._bench_model().decode, self.model_runner.vllm_config
+        random = torch.Generator(decode.device).manual_seed(batch)
+        shape = batch, self._bench_model().config.hidden_size
+
+        def normal() -> Tensor:
+            return torch.randn(shape, generator=random, device=decode.device).bfloat16()
+
+        x, rows = normal(), torch.full((1,), batch, dtype=torch.int32, device=decode.device)
+        slots = torch.arange(1, batch + 1, dtype=torch.int32, device=decode.device)
+        found: dict[str, Any] = {}
+        with set_current_vllm_config(config), set_forward_context(None, config, num_tokens=batch):
+            for layer in decode._layers[1:5]:
+                name = layer.module.layer_idx
+                if layer.moe is not None:
+                    stock = layer.module.mlp(x.clone())
+                    for whole in (False, True):
+                        made = [layer.moe(x, rows, whole, whole) for _ in range(SAME)]
+                        found[f"moe {name}{' whole' * whole}"] = _compared(made, stock)
+                if layer.kda is not None:
+                    found |= _kda(layer, x, slots)
+                prefix, delta = normal(), normal()
+                bank = torch.stack([normal() for _ in range(decode._blocks)], dim=1)
+                theirs, _, _ = layer.module._pre_attn_norm(delta, bank.clone(), prefix.clone())
+                mine = [
+                    layer.before(prefix.clone(), delta, bank.clone(), early=True)
+                    for _ in range(SAME)
+                ]
+                found[f"attn_res {name}"] = _compared(mine, theirs)
+        return found
+
+
+def _kda(layer: Any, x: Tensor, slots: Tensor) -> dict[str, Any]:
+    """A KDA layer and the states it leaves."""
+    from vllm import _custom_ops as vllm_ops
+
+    half, attention, batch = layer.kda, layer.module.self_attn, len(x)
+    pools, at = half.pools(), slots.long()
+    held = [one.clone() for one in pools]
+    made: list[list[Tensor]] = []
+
+    def keep(y: Tensor) -> None:
+        made.append([y, *(one[at].clone() for one in pools)])
+        for one, copy in zip(pools, held, strict=True):
+            one.copy_(copy)
+
+    for _ in range(SAME):
+        keep(half(x, slots))
+    wide = half.heads * 128
+    parts = attention.in_proj_qkvgfab(x)[0].split(
+        [3 * wide, wide, 128, half.heads, attention.in_proj_padding], dim=-1
+    )
+    out = x.new_empty(1, batch, half.heads, 128)
+    vllm_ops.fused_kda_decode(
+        x=parts[0], weight=attention.decode_conv1d_weight, bias=attention.conv1d.bias,
+        conv_state=pools[0].transpose(-1, -2), raw_beta=parts[3].unsqueeze(0), out=out,
+        raw_g=attention.f_b_proj(parts[2])[0].view(1, batch, half.heads, 128), state=pools[1],
+        A_log=attention.A_log, dt_bias=attention.dt_bias, state_indices=slots,
+        lower_bound=attention.gate_lower_bound, norm_eps=attention.o_norm.eps,
+        output_gate=parts[1].unflatten(-1, (half.heads, 128)),
+        norm_weight=attention.decode_norm_weight,
+    )  # fmt: skip
+    keep(attention.o_proj(out.view(batch, wide))[0])
+    theirs, name = made.pop(), f"kda {layer.module.layer_idx}"
+    labels = (name, f"{name} conv", f"{name} state")
+    return {
+        label: _compared(list(mine), stock)
+        for label, mine, stock in zip(labels, zip(*made, strict=True), theirs, strict=True)
+    }
+
+
+# ---- this side of the engine ---------------------------------------------------------------------
+
+
+class Engine:
+    """vLLM, and what the benchmark asks of it."""
+
+    def __init__(self, checkpoint: str, batches: list[int]) -> None:
+        from vllm import LLM
+
+        self.llm = LLM(
+            checkpoint, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096,
+            max_num_seqs=max(batches), num_gpu_blocks_override=1024, enable_prefix_caching=False,
+            additional_config={OPTION: "latency_specialized"},
+            worker_extension_cls="kimi_k3.bench.engine.Worker",
+            compilation_config={"cudagraph_capture_sizes": batches}, disable_log_stats=True,
+        )  # fmt: skip
+        self._requests = 0
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """A method of the worker."""
+        (found,) = self.llm.collective_rpc(name, args=arguments)
+        return found
+
+    def evidence(self) -> dict[str, Any]:
+        """What ran since the last time."""
+        found = self.ask("fasttrack_evidence")
+        return {name: found[name] for name in ("counters", "graph_steps", "extra_bytes")}
+
+    def prompts(self, count: int, length: int, seed: int = 0) -> list[Any]:
+        """Random tokens."""
+        random = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(1, VOCABULARY, (count, length), generator=random)
+        return [{"prompt_token_ids": row} for row in drawn.tolist()]
+
+    def start(self, batch: int, length: int) -> list[str]:
+        """Requests that decode until they are told to stop."""
         from vllm import SamplingParams
 
-        self.use(name)
+        params = SamplingParams(temperature=0.0, max_tokens=3900 - length, ignore_eos=True,
+                                detokenize=False)  # fmt: skip
+        names, seen = [], set()
+        for prompt in self.prompts(batch, length):
+            names.append(f"bench-{self._requests}")
+            self._requests += 1
+            self.llm.llm_engine.add_request(names[-1], prompt, params)
+        while len(seen) < batch:
+            for output in self.llm.llm_engine.step():
+                if len(output.outputs[0].token_ids) > 2:
+                    seen.add(output.request_id)
+        return names
+
+    def stop(self, names: list[str]) -> None:
+        """End them."""
+        self.llm.llm_engine.abort_request(names)
+        while self.llm.llm_engine.has_unfinished_requests():
+            self.llm.llm_engine.step()
+
+    def generated(self, name: str, count: int, tokens: int, seed: int) -> tuple[list[Any], float]:
+        """Greedy tokens of `count` requests at once, and how long it took."""
+        from vllm import SamplingParams
+
+        self.ask("bench_use", name)
         params = SamplingParams(
-            temperature=0.0, max_tokens=GREEDY, ignore_eos=True, detokenize=False
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
+        begin = time.perf_counter()
         done = self.llm.generate(self.prompts(count, 64, seed), params, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in done]
+        spent = time.perf_counter() - begin
+        return [list(one.outputs[0].token_ids) for one in done], spent
+
+    def tokens_per_second(self, batch: int) -> dict[str, Any]:
+        """Of decode, by side, in turn: the longer generation less the shorter."""
+        rates: dict[str, list[float]] = {}
+        for name in ("stock", "table", "table", "stock", "stock", "table"):
+            spans = [self.generated(name, batch, tokens, 2)[1] for tokens in (SHORT, LONG)]
+            rates.setdefault(name, []).append(batch * (LONG - SHORT) / (spans[1] - spans[0]))
+        return {name: _summary(one) for name, one in rates.items()}
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def _summary(values: list[float]) -> dict[str, Any]:
+    return {"median": statistics.median(values), "all": values}
+
+
+def _factors(like: Tensor) -> Tensor:
+    """[64, hidden], FP32, a little more or less than one."""
+    random = torch.Generator(like.device).manual_seed(0)
+    drawn = torch.randint(0, 8, (64, like.shape[1]), generator=random, device=like.device)
+    return 1 + NOISE * ((drawn == 0).float() - (drawn == 1).float())
 
 
 def _storages(nested: Any) -> list[Tensor]:
@@ -238,8 +368,8 @@ def _storages(nested: Any) -> list[Tensor]:
     while waiting:
         one = waiting.pop()
         if isinstance(one, Tensor):
-            storage = one.untyped_storage()
-            raw = torch.empty(0, dtype=torch.uint8, device=one.device).set_(storage)  # type: ignore[call-overload]
+            storage: Any = one.untyped_storage()
+            raw = torch.empty(0, dtype=torch.uint8, device=one.device).set_(storage)
             found[storage.data_ptr()] = raw
         else:
             waiting += one.values() if isinstance(one, Mapping) else one
@@ -250,14 +380,29 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
+def _compared(mine: list[Tensor], stock: Tensor) -> dict[str, Any]:
+    """Distance of the farthest, of the median row, and how many differ in a bit from the first."""
+    first = mine[0].contiguous().view(torch.uint8)
+    a, b = mine[0].float().flatten(1), stock.float().flatten(1)
+    return {
+        "distance": max(_distance(one, stock) for one in mine),
+        "median_row": float(((a - b).norm(dim=1) / b.norm(dim=1)).median()),
+        "other_bits": sum(
+            not torch.equal(one.contiguous().view(torch.uint8), first) for one in mine
+        ),
+    }
+
+
 def _agreement(a: list[list[int]], b: list[list[int]]) -> dict[str, float]:
     """Share of requests with equal tokens, and the mean number of equal first ones."""
-    first = [next((i for i, (x, y) in enumerate(zip(p, q, strict=True)) if x != y), GREEDY)
-             for p, q in zip(a, b, strict=True)]  # fmt: skip
+    first = [
+        next((i for i, (x, y) in enumerate(zip(p, q, strict=True)) if x != y), len(p))
+        for p, q in zip(a, b, strict=True)
+    ]
     return {
-        "equal": sum(one == GREEDY for one in first) / len(first),
+        "equal": sum(one == len(a[0]) for one in first) / len(first),
         "first_equal_tokens": statistics.mean(first),
-        "first_token_equal": sum(one > 1 for one in first) / len(first),
+        "first_token_equal": sum(one > 0 for one in first) / len(first),
     }
 
 
@@ -268,18 +413,20 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--sides", default=",".join(ladder()))
+    parser.add_argument("--detailed", default="1,8,64", help="batches with profile, parity and ops")
     parser.add_argument("--json")
     chosen = parser.parse_args()
     batches = [int(one) for one in chosen.batch.split(",")]
+    detailed = [int(one) for one in chosen.detailed.split(",")]
     found: dict[str, Any] = {"ops": OPS, "largest": dict(LARGEST)}
     begin = time.perf_counter()
 
-    def piece(name: str, make: Callable[[], Any]) -> Any:
+    def piece(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
         """Make one piece; a failure is kept like a finding."""
         try:
-            found[name] = make()
+            found[name] = make(*arguments)
             shown = json.dumps(found[name], default=str)
-            print(f"== {name} at {time.perf_counter() - begin:.0f} s: {shown[:1500]}", flush=True)
+            print(f"== {name} at {time.perf_counter() - begin:.0f} s: {shown[:1200]}", flush=True)
         except Exception:
             found[name] = traceback.format_exc()
             print(f"== {name} FAILED\n{found[name]}", flush=True)
@@ -288,37 +435,37 @@ def main() -> None:
                 json.dump(found, file, indent=1, default=str)
         return found[name]
 
-    engine = Engine(chosen.checkpoint, batches, max(batches))
+    engine = Engine(chosen.checkpoint, batches)
     import vllm
 
-    found["versions"] = vllm.__version__, torch.__version__, torch.cuda.get_device_name()
+    found["versions"] = vllm.__version__, torch.__version__
     piece("booted", engine.evidence)
-    engine.sides["table"] = engine.manager.graphs, set(engine.model.decode.captured)
+    piece("captured table", engine.ask, "bench_capture", "table", None)
     for name, largest in ladder().items():
         if name in chosen.sides.split(",") and name != "table":
-            piece(f"capture {name}", lambda n=name, t=largest: engine.capture(n, t))
-            if name in engine.sides and not engine.sides[name][0]:
-                del engine.sides[name]
-    engine.sides = {n: one for n, one in engine.sides.items() if one[0]}
-    found["captured"] = {name: sorted(one[1]) for name, one in engine.sides.items()}
-    print(found["captured"], flush=True)
-    for name in ("stock", "stock", "table"):
-        piece(f"greedy {name}", lambda n=name: (engine.evidence(), engine.greedy(n, 8, 1))[1])
-        found.setdefault("tokens", {}).setdefault(name, []).append(found[f"greedy {name}"])
-        piece(f"evidence {name}", engine.evidence)
-    told = found.get("tokens", {})
-    piece("agreement stock", lambda: _agreement(*told["stock"]))
-    piece("agreement table", lambda: _agreement(told["stock"][0], told["table"][0]))
+            piece(f"captured {name}", engine.ask, "bench_capture", name, largest)
     for batch in batches:
-        names = piece(f"start {batch}", lambda b=batch: engine.start(b, chosen.context))
-        piece(f"parity {batch}", lambda b=batch: engine.parity(b))
-        piece(f"step_us {batch}", lambda b=batch: engine.step_us(b))
-        for side in ("stock", "table"):
-            piece(f"profile {side} {batch}", lambda b=batch, s=side: engine.profile(b, s))
-        piece(f"tokens_per_second {batch}", lambda b=batch: engine.tokens_per_second(b))
+        names = piece(f"start {batch}", engine.start, batch, chosen.context)
+        piece(f"step_us {batch}", engine.ask, "bench_step_us", batch)
+        if batch in detailed:
+            piece(f"parity {batch}", engine.ask, "bench_parity", batch)
+            piece(f"ops {batch}", engine.ask, "bench_ops", batch)
+            for side in ("stock", "table"):
+                piece(f"profile {side} {batch}", engine.ask, "bench_profile", batch, side)
         if isinstance(names, list):
-            piece(f"stop {batch}", lambda n=names: engine.stop(n))
-    piece("waits", engine.model.decode.check)
+            piece(f"stop {batch}", engine.stop, names)
+    tokens: dict[str, list[Any]] = {}
+    for name in ("stock", "stock", "noise", "table", "table"):
+        engine.evidence()
+        made = piece(f"greedy {name}", engine.generated, name, 8, GREEDY, 1)
+        tokens.setdefault(name, []).append(made[0])
+        piece(f"evidence {name}", engine.evidence)
+    for name in ("stock", "noise", "table"):
+        piece(f"agreement {name}", _agreement, tokens["stock"][0], tokens[name][-1])
+    piece("agreement of table with itself", _agreement, *tokens["table"])
+    for batch in batches:
+        piece(f"tokens_per_second {batch}", engine.tokens_per_second, batch)
+    piece("waits", engine.ask, "bench_check")
 
 
 if __name__ == "__main__":

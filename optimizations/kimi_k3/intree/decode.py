@@ -74,6 +74,8 @@ class Decode:
         self._sizes = tuple(sorted(batches))
         self.executed = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps of ours that the device ran: every graph of ours adds one."""
+        self.hasty = False
+        """For the benchmark: let kernels that are not ours begin before ours ahead of them end."""
         self.extra_bytes = sum(one.nbytes for layer in kept.values() for one in layer)
         self.choose(largest)
 
@@ -131,13 +133,16 @@ class Decode:
         delta: Tensor | None = None
         for layer in self._layers:
             module = layer.module
+            kda = layer.kda is not None and "kda" in ours
+            moe = layer.moe is not None and "moe" in ours
             if "attn_res" in ours:
-                x = layer.before(prefix, delta, bank)
+                x = layer.before(prefix, delta, bank, early=kda or self.hasty)
             else:
                 x, prefix, _ = module._pre_attn_norm(delta, bank, prefix)
-            if layer.kda is not None and "kda" in ours:
-                slots = rows.new_zeros(batch)
-                if steps is not None:
+            if layer.kda is not None and kda:
+                if steps is None:
+                    slots = rows.new_zeros(batch)
+                else:
                     slots = steps[layer.prefix].non_spec_state_indices_tensor[:batch]
                 delta = layer.kda(x, slots)
             elif steps is not None:
@@ -145,10 +150,11 @@ class Decode:
             else:
                 delta = x
             if "attn_res" in ours:
-                x = layer.behind(prefix, delta, bank)
+                whole = moe and "shared" in ours
+                x = layer.behind(prefix, delta, bank, early=whole or self.hasty)
             else:
                 x, prefix, _ = module._post_attn_norm(delta, bank, prefix)
-            if layer.moe is not None and "moe" in ours:
+            if layer.moe is not None and moe:
                 delta = layer.moe(x, rows, "shared" in ours, "latent_up" in ours)
             else:
                 delta = module.mlp(x) if steps is not None else x

@@ -91,10 +91,13 @@ class MixSite:
         self.eps = norm.variance_epsilon
         self.blocks, self.sources, self.delta, self.write = blocks, sources, delta, write
 
-    def __call__(self, prefix: Tensor, delta: Tensor | None, bank: Tensor) -> Tensor:
-        """bank [B, N, D]; without a delta there is none to read, and the prefix stands in."""
+    def __call__(self, prefix: Tensor, delta: Tensor | None, bank: Tensor, early: bool) -> Tensor:
+        """bank [B, N, D]; without a delta there is none to read, and the prefix stands in. `early`:
+        whether all kernels behind are ours, which may begin before this one ends."""
         batch, hidden = prefix.shape
-        site = Site(hidden, batch, self.blocks, self.sources, self.delta, self.write, self.eps)
+        site = Site(
+            hidden, batch, self.blocks, self.sources, self.delta, self.write, self.eps, early=early
+        )
         y = torch.empty_like(prefix)
         run(AttnRes(site), prefix=prefix, delta=prefix if delta is None else delta, bank=bank,
             score=self.score, gain=self.gain, y=y)  # fmt: skip

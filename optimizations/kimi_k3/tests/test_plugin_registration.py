@@ -43,7 +43,8 @@ once = state()
 register()
 twice = state()
 heavy = [name for name in sys.modules if name.startswith(
-    ("kimi_k3.model", "kimi_k3.layers", "kimi_k3.kernels", "kimi_k3.backend")
+    ("kimi_k3.model", "kimi_k3.layers", "kimi_k3.kernels", "kimi_k3.backend",
+     "kimi_k3.intree.model", "kimi_k3.intree.layer")
 )]
 print(json.dumps([before, once, twice, heavy]))
 """
@@ -62,10 +63,12 @@ def test_only_our_own_names_are_added(states: list[Any]) -> None:
     before, once, _, _ = states
     for unchanged in ("operators", "environment", "threads", "dtype"):
         assert once[unchanged] == before[unchanged], unchanged
-    architecture = "FasttrackKimiK3ForCausalLM"
-    assert set(once["architectures"]) - set(before["architectures"]) == {architecture}
+    own = {
+        "FasttrackKimiK3ForCausalLM": "kimi_k3.support.StartupCheck",
+        "FasttrackKimiLinearForCausalLM": "kimi_k3.intree.support.StartupCheck",
+    }
+    assert set(once["architectures"]) - set(before["architectures"]) == set(own)
     assert set(once["configs"]) - set(before["configs"]) == {"fasttrack_kimi_k3"}
-    own = {architecture: "kimi_k3.support.StartupCheck"}
     assert once["hooks"] == before["hooks"] | own
 
 

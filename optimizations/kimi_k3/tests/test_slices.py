@@ -63,7 +63,8 @@ def test_names_and_formats_are_the_released_ones(folder: Path) -> None:
             wanted[plain] = (torch.float32 if exact else torch.bfloat16, shape)
     assert {name: (t.dtype, tuple(t.shape)) for name, t in found.items()} == wanted
     config = json.loads((folder / "config.json").read_text())
-    assert config["architectures"] == ["KimiLinearForCausalLM"]
+    ours, stock = config["architectures"]
+    assert (ours, stock) == ("FasttrackKimiLinearForCausalLM", "KimiLinearForCausalLM")
     assert config["quantization_config"]["format"] == "mxfp4-pack-quantized"
 
 
@@ -112,6 +113,8 @@ def test_a_rank_of_the_slices_has_the_shapes_of_a_rank_of_eight(name: str, ranks
     assert (rank.kda_heads, rank.mla_heads, rank.expert_inter) == (12, 12, 384)
     assert (rank.shared_inter, rank.dense_inter, rank.vocab) == (768, 4224, 20480)
     assert (dims.hidden, dims.latent, dims.experts, dims.top_k) == (7168, 3584, 896, 16)
+    # Without it vLLM divides the hidden size by the heads, and transformers refuses an odd number.
+    assert slices.SLICES[name]["head_dim"] == 192
     kinds = set(dims.layer_kinds)
     assert kinds == {"kda", "mla"}
     assert dims.layers > dims.block

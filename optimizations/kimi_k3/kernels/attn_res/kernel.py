@@ -41,6 +41,9 @@ class Site(NamedTuple):
     eps: float
     final: bool = False
     """Whether the mixture is rounded to BF16 before the norm, as at the model's last site."""
+    early: bool = True
+    """Whether the kernel behind may begin before this one ends. Not where it is none of ours: ours
+    are audited for loads above the wait."""
 
 
 class AttnRes:
@@ -138,7 +141,8 @@ class AttnRes:
         squares = memory.allocate_array(Float32, self.cluster * warps)
         barriers = memory.allocate_array(Int64, 2)
 
-        cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(site.early):
+            cute.arch.griddepcontrol_launch_dependents()
         weights, gains = [], []
         for half in cutlass.range_constexpr(2):
             weights += prim.floats(prim.load_static(prim.address(score, column + 4 * half)))

@@ -1,0 +1,214 @@
+"""Over vLLM's own model: what of a decode graph is ours, which path a step took, what is refused.
+
+Protects: the table of ops, the words and counts by which the harness tells one path from the other,
+and that a setting nobody ran this with ends the start with a sentence. No vLLM model is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kimi_k3.intree import plan, support
+from kimi_k3.intree.evidence import GraphRecorder, facts_of
+from kimi_k3.runtime.plan import StepFacts
+from kimi_k3.slices import SLICES
+from kimi_k3.support import RefusedError
+
+ON = {"fasttrack_decode": "latency_specialized"}
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def test_an_op_is_ours_up_to_its_batch() -> None:
+    largest: Any = {"attn_res": 64, "kda": 32, "moe": 8, "shared": 4, "latent_up": 64}
+    assert plan.ours(1, largest) == set(plan.OPS)
+    assert plan.ours(8, largest) == {"attn_res", "kda", "moe", "latent_up"}
+    assert plan.ours(33, largest) == {"attn_res"}
+    assert plan.ours(65, largest) == plan.ours(0, largest) == frozenset()
+
+
+def test_the_experts_way_back_is_not_ours_without_the_experts() -> None:
+    assert plan.ours(16, {"moe": 8, "latent_up": 64, "shared": 64}) == frozenset()
+
+
+def test_the_shipped_table_names_every_op_and_no_other() -> None:
+    assert set(plan.LARGEST) == set(plan.OPS)
+    assert all(0 <= most <= plan.LARGEST_BATCH for most in plan.LARGEST.values())
+
+
+# ---- the path of a step --------------------------------------------------------------------------
+
+DECODE = StepFacts(requests=3, tokens=3, decode_rows=3, verify_rows=0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "switch", "graph", "reason"),
+    [
+        (DECODE, "latency_specialized", 4, "pure decode"),
+        (DECODE, "auto", 4, "switched off"),
+        (DECODE, "latency_specialized", None, "not in a full CUDA graph"),
+        (DECODE, "latency_specialized", 64, "graph captured stock"),
+        (StepFacts(2, 40, 0, 0), "latency_specialized", None, "prefill"),
+        (StepFacts(2, 40, 1, 0), "latency_specialized", None, "prefill and decode mixed"),
+        (StepFacts(2, 8, 0, 2), "latency_specialized", 4, "draft verification"),
+        (StepFacts(0, 0, 0, 0), "latency_specialized", 4, "no rows"),
+        (None, "latency_specialized", 4, "no request metadata"),
+    ],
+)
+def test_every_step_has_a_path_and_a_reason(
+    facts: StepFacts | None, switch: Any, graph: int | None, reason: str
+) -> None:
+    found = plan.plan(facts, switch, {1, 2, 4, 8}, graph)
+    assert found.reason == reason
+    assert (found.path == "specialised") == (reason == "pure decode")
+
+
+def _batch(lengths: list[int], prefilling: list[bool]) -> Any:
+    """As vLLM's runner pads it: arrays are longer than there are requests."""
+    return SimpleNamespace(
+        num_reqs=len(lengths),
+        num_scheduled_tokens=np.array([*lengths, 9, 9], dtype=np.int32),
+        is_prefilling_np=np.array([*prefilling, True, False]),
+    )
+
+
+def test_facts_are_those_of_requests_and_not_of_padding() -> None:
+    assert facts_of(_batch([1, 1], [False, False])) == StepFacts(2, 2, 2, 0)
+    assert facts_of(_batch([5, 1], [True, False])) == StepFacts(2, 6, 1, 0)
+    assert facts_of(_batch([1], [True])).prefill_rows == 1
+    assert facts_of(_batch([4, 4], [False, False])).verify_rows == 2
+
+
+def test_the_device_counts_for_itself() -> None:
+    recorder = GraphRecorder(0, 1, "latency_specialized")
+    recorder.executed = torch.zeros(1, dtype=torch.int64)
+    taken = plan.plan(DECODE, "latency_specialized", {4}, 4)
+    for _ in range(3):
+        recorder.record(taken, DECODE)
+        recorder.executed += 1
+    recorder.executed += 1  # a replay that no step asked for shows
+    found = recorder.drain()
+    assert found["counters"]["path:specialised"] == 3
+    assert found["graph_steps"] == 4
+    assert recorder.drain()["graph_steps"] == 0
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A configuration that is served, on the machine and the release it was run on."""
+    monkeypatch.setattr(support, "version", lambda: support.VERSIONS[0] + "+cu130")
+    monkeypatch.setattr(support, "device_capability", lambda: (9, 0))
+    text = SimpleNamespace(**copy.deepcopy(dict(SLICES["k3-slice"])))
+    return SimpleNamespace(
+        additional_config=dict(ON),
+        model_config=SimpleNamespace(
+            hf_text_config=text, dtype=torch.bfloat16, quantization="mxfp4", enforce_eager=False,
+            enable_sleep_mode=False,
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1,
+            decode_context_parallel_size=1, enable_expert_parallel=False,
+        ),
+        cache_config=SimpleNamespace(
+            use_replayssm=False, mamba_cache_dtype="auto", mamba_ssm_cache_dtype="auto"
+        ),
+        load_config=SimpleNamespace(load_format="auto"),
+        lora_config=None,
+        speculative_config=None,
+    )  # fmt: skip
+
+
+def test_what_it_was_run_on_is_served(config: Any) -> None:
+    support.refuse_unsupported(config)
+
+
+def test_another_release_is_refused_by_name(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "version", lambda: "0.34.0")
+    with pytest.raises(RefusedError, match=r"vLLM 0\.34\.0: this path was run on 0\.33\.0 only"):
+        support.refuse_unsupported(config)
+
+
+@pytest.mark.parametrize(
+    ("capability", "told"), [(None, "no CUDA GPU"), ((10, 0), "compute capability 10.0")]
+)
+def test_another_device_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch, capability: Any, told: str
+) -> None:
+    monkeypatch.setattr(support, "device_capability", lambda: capability)
+    (reason,) = support.reasons(config)
+    assert told in reason
+
+
+SPOILT: list[tuple[str, Any, str]] = [
+    ("model_config.dtype", torch.float16, "dtype"),
+    ("model_config.quantization", None, "MXFP4"),
+    ("model_config.enforce_eager", True, "enforce_eager"),
+    ("model_config.enable_sleep_mode", True, "sleep mode"),
+    ("model_config.hf_text_config.hidden_size", 4096, "hidden_size 4096 instead of 7168"),
+    ("model_config.hf_text_config.moe_intermediate_size", 3072, "moe_intermediate_size"),
+    ("parallel_config.tensor_parallel_size", 2, "tensor parallelism of size 2"),
+    ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
+    ("parallel_config.data_parallel_size", 2, "data parallelism"),
+    ("parallel_config.decode_context_parallel_size", 2, "decode context parallelism"),
+    ("parallel_config.enable_expert_parallel", True, "expert parallelism"),
+    ("cache_config.use_replayssm", True, "use_replayssm"),
+    ("cache_config.mamba_ssm_cache_dtype", "bfloat16", "float32"),
+    ("load_config.load_format", "dummy", "dummy"),
+    ("lora_config", object(), "LoRA"),
+    ("speculative_config", object(), "speculative"),
+]
+
+
+def _spoil(config: Any, path: str, value: Any) -> None:
+    *owners, name = path.split(".")
+    for owner in owners:
+        config = getattr(config, owner)
+    setattr(config, name, value)
+
+
+@pytest.mark.parametrize(("path", "value", "told"), SPOILT, ids=[path for path, _, _ in SPOILT])
+def test_each_setting_is_refused_with_its_own_sentence(
+    config: Any, path: str, value: Any, told: str
+) -> None:
+    _spoil(config, path, value)
+    (reason,) = support.reasons(config)
+    assert told in reason
+
+
+def test_all_reasons_are_told_at_once(config: Any) -> None:
+    for path, value, _ in SPOILT:
+        _spoil(config, path, value)
+    with pytest.raises(RefusedError) as caught:
+        support.refuse_unsupported(config)
+    for told in ("dtype", "tensor parallelism", "LoRA", "dummy", "sleep mode"):
+        assert told in str(caught.value)
+
+
+def test_nothing_is_asked_while_the_option_is_off(config: Any) -> None:
+    for path, value, _ in SPOILT:
+        _spoil(config, path, value)
+    for options in ({}, {"fasttrack_decode": "auto"}, None):
+        config.additional_config = options
+        assert support.reasons(config) == []
+
+
+@pytest.mark.parametrize("key", ["fasttrack_decod", "fasttrack-decode", "fasttrack_backend"])
+def test_a_misspelt_option_is_never_ignored(config: Any, key: str) -> None:
+    config.additional_config = {key: "latency_specialized"}
+    (reason,) = support.reasons(config)
+    assert f"unknown option {key!r}" in reason
+
+
+def test_vllms_own_option_is_not_ours(config: Any) -> None:
+    config.additional_config = {"decode_backend": "auto", "kda_prefill_backend": "triton"}
+    assert support.reasons(config) == []
