@@ -18,15 +18,14 @@ def register() -> None:
     from vllm.model_executor.models import config as model_configs
 
     from kimi_k3.config import ARCHITECTURE, MODEL_TYPE, KimiK3Config
-    from kimi_k3.intree import support as intree
+    from kimi_k3.intree.support import ARCHITECTURE as OVER_VLLMS
+    from kimi_k3.intree.support import StartupCheck as OverVllmsCheck
     from kimi_k3.support import StartupCheck
 
     AutoConfig.register(MODEL_TYPE, KimiK3Config, exist_ok=True)
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, f"kimi_k3.model:{ARCHITECTURE}")
     model_configs.MODELS_CONFIG_MAP.setdefault(ARCHITECTURE, StartupCheck)
-    if intree.ARCHITECTURE not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(
-            intree.ARCHITECTURE, f"kimi_k3.intree.model:{intree.ARCHITECTURE}"
-        )
-    model_configs.MODELS_CONFIG_MAP.setdefault(intree.ARCHITECTURE, intree.StartupCheck)
+    if OVER_VLLMS not in ModelRegistry.get_supported_archs():
+        ModelRegistry.register_model(OVER_VLLMS, f"kimi_k3.intree.model:{OVER_VLLMS}")
+    model_configs.MODELS_CONFIG_MAP.setdefault(OVER_VLLMS, OverVllmsCheck)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from vllm.utils.multi_stream_utils import maybe_execute_in_parallel
 
 from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.gpu import Bound, Kernel
@@ -67,6 +66,21 @@ class Shared:
         self.side = torch.cuda.Stream(device)
         self.events = torch.cuda.Event(), torch.cuda.Event()
         self._inboxes: dict[int, Tensor] = {}
+
+    def both(
+        self, first: Callable[[], Tensor], second: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What both make, `second` on the side stream. The next launch must be a plain one, as
+        torch's own are: it waits for both ends before it begins."""
+        fork, join = self.events
+        fork.record()
+        made = first()
+        with torch.cuda.stream(self.side):
+            fork.wait()
+            other = second()
+            join.record()
+        join.wait()
+        return made, other
 
     def inbox(self, batch: int) -> Tensor:
         """Memory of the experts' blocks, made before a graph is captured."""
@@ -166,14 +180,15 @@ class Moe:
     def __call__(self, x: Tensor, rows: Tensor, shared_ours: bool, up_ours: bool) -> Tensor:
         """x [B, D], rows int32 [1], how many of B have a request -> [B, D]."""
         experts: Callable[[Tensor], Tensor] = self.module.shared_experts
-        latent, beside = maybe_execute_in_parallel(
-            lambda: self.norm(self.routed(x, rows)),
-            lambda: self.shared_experts(x) if shared_ours else experts(x),
-            *self.shared.events, self.shared.side,
-        )  # fmt: skip
-        if up_ours:
-            return beside.add_(linear(latent, self.up))  # type: ignore[no-any-return]
-        return torch.addmm(beside, latent, self.up.t())
+
+        def routed() -> Tensor:
+            latent = self.norm(self.routed(x, rows))
+            return linear(latent, self.up) if up_ours else torch.mm(latent, self.up.t())
+
+        made, beside = self.shared.both(
+            routed, lambda: self.shared_experts(x) if shared_ours else experts(x)
+        )
+        return beside.add_(made)
 
     def routed(self, x: Tensor, rows: Tensor) -> Tensor:
         """The routed experts' sum [B, L], before its norm."""

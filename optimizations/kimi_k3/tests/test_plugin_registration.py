@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +80,17 @@ def test_registering_twice_changes_nothing(states: list[Any]) -> None:
 
 def test_the_model_is_not_imported(states: list[Any]) -> None:
     assert states[3] == []
+
+
+def test_every_package_is_installed() -> None:
+    folder = Path(__file__).parents[1]
+    told = tomllib.loads((folder / "pyproject.toml").read_text())
+    listed = set(told["tool"]["setuptools"]["packages"])
+    found = {
+        ".".join(("kimi_k3", *path.parent.relative_to(folder).parts))
+        for path in folder.rglob("__init__.py")
+    }
+    assert found == listed
 
 
 def test_vllm_finds_the_entry_point() -> None:

@@ -1,0 +1,123 @@
+"""Parts of a layer of vLLM's Kimi K3 that are ours, in a graph, on plain modules in vLLM's place.
+
+Protects: that kernels beside each other on two streams change no bit, that no weight is copied
+where it is read in place, and that the mix site tells whether what is behind it may begin early.
+Needs an NVIDIA GPU of compute capability 9.0 and CuTe DSL; no vLLM.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+pytest.importorskip("cutlass")
+
+from kimi_k3.intree.layer import Kept, MixSite, Moe, Shared  # noqa: E402
+
+EXPERTS, LATENT, INTER, HIDDEN, WIDTH = 896, 3584, 384, 7168, 768
+LAYERS, REPLAYS = 3, 20
+
+
+def _weight(*shape: int) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * shape[-1] ** -0.5).bfloat16()
+
+
+def _linear(*shape: int) -> Any:
+    return SimpleNamespace(weight=torch.nn.Parameter(_weight(*shape), requires_grad=False))
+
+
+def _norm(x: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).bfloat16()
+
+
+class _SharedExperts:
+    """What vLLM's module is for ours: weights, and a call."""
+
+    def __init__(self) -> None:
+        self.gate_up_proj, self.down_proj = _linear(2 * WIDTH, HIDDEN), _linear(HIDDEN, WIDTH)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = torch.mm(x, self.gate_up_proj.weight.t()).float().chunk(2, dim=-1)
+        active = 4 * torch.tanh(gate / 4) * torch.sigmoid(gate) * 25 * torch.tanh(up / 25)
+        return torch.mm(active.bfloat16(), self.down_proj.weight.t())
+
+
+@pytest.fixture(scope="module")
+def moe() -> Moe:
+    torch.manual_seed(0)
+    gate = _linear(EXPERTS, HIDDEN)
+    bias = 0.05 * torch.randn(EXPERTS, device="cuda")
+    gate.e_score_correction_bias = torch.nn.Parameter(bias)
+    module = SimpleNamespace(
+        gate=gate, routed_expert_down_proj=_linear(LATENT, HIDDEN), routed_expert_norm=_norm,
+        routed_expert_up_proj=_linear(HIDDEN, LATENT), shared_experts=_SharedExperts(),
+    )  # fmt: skip
+
+    def bytes_(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda")
+
+    kept = Kept(
+        bytes_(0, 256, EXPERTS, 2 * INTER, LATENT // 2),
+        bytes_(119, 121, EXPERTS, 2 * INTER, LATENT // 32),
+        bytes_(0, 256, EXPERTS, LATENT, INTER // 2),
+        bytes_(119, 121, EXPERTS, LATENT, INTER // 32),
+    )
+    return Moe(module, kept, Shared(EXPERTS, LATENT, torch.device("cuda")))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("up", [False, True])
+def test_every_replay_has_the_bits_of_the_first(
+    moe: Moe, batch: int, shared: bool, up: bool
+) -> None:
+    first = _norm(torch.randn(batch, HIDDEN, device="cuda"))
+    rows = torch.full((1,), batch, dtype=torch.int32, device="cuda")
+
+    def chain() -> Tensor:
+        x = first
+        for _ in range(LAYERS):
+            x = _norm(moe(x, rows, shared, up))
+        return x
+
+    eager = chain().clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain()
+    for _ in range(REPLAYS):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, eager)
+    moe.shared.front.check()
+
+
+def test_rows_without_a_request_have_no_experts(moe: Moe) -> None:
+    x = _norm(torch.randn(4, HIDDEN, device="cuda"))
+    rows = torch.tensor([2], dtype=torch.int32, device="cuda")
+    routed = moe.routed(x, rows)
+    assert not routed[2:].any() and bool(routed[:2].any(1).all())
+
+
+def test_router_and_down_projection_are_read_where_the_engine_has_them(moe: Moe) -> None:
+    gate, down = moe.module.gate.weight, moe.module.routed_expert_down_proj.weight
+    assert gate.data_ptr() == moe.into.data_ptr()
+    assert down.data_ptr() == moe.into[EXPERTS:].data_ptr()
+    assert gate.is_contiguous() and down.is_contiguous()
+
+
+def test_a_mix_site_has_the_same_bits_whether_or_not_others_may_begin_early() -> None:
+    norm = SimpleNamespace(weight=_weight(HIDDEN), variance_epsilon=1e-5)
+    site = MixSite(norm, _linear(1, HIDDEN), norm, 2, 1, "add", False)
+    prefix, delta = _weight(3, HIDDEN), _weight(3, HIDDEN)
+    bank = _weight(3, 2, HIDDEN)
+    made = [site(prefix.clone(), delta, bank, early=early) for early in (False, True)]
+    assert torch.equal(*made)
