@@ -75,8 +75,8 @@ class Worker(WorkerExtension):
         runner, decode = self.model_runner, self._bench_model().decode
         manager, backbone = runner.cudagraph_manager, self._bench_model().model
         if largest is None:
-            self._bench_sides = {name: (manager.graphs, set(decode.captured))}
-            return sorted(decode.captured)
+            self._bench_sides = {name: (manager.graphs, set(decode.capture.captured))}
+            return sorted(decode.capture.captured)
         if name == "noise":
             plain, factors = backbone.embed_input_ids, _factors(backbone.embed_tokens.weight)
             backbone.embed_input_ids = lambda ids: (
@@ -87,20 +87,20 @@ class Worker(WorkerExtension):
         try:
             manager.graphs = {}
             manager.release_graphs()
-            decode.choose(largest)
+            decode.capture.choose(largest)
             decode.hasty = name == "hasty"
             decode.prepare()
             with set_current_vllm_config(runner.vllm_config):
                 runner.capture_model()
-            self._bench_sides[name] = manager.graphs, set(decode.captured)
+            self._bench_sides[name] = manager.graphs, set(decode.capture.captured)
         finally:
             backbone.__dict__.pop("embed_input_ids", None)
-        return sorted(decode.captured)
+        return sorted(decode.capture.captured)
 
     def bench_use(self, name: str) -> None:
         """Replay graphs of this side from now on."""
         torch.cuda.synchronize()
-        self.model_runner.cudagraph_manager.graphs, self._bench_model().decode.captured = (
+        self.model_runner.cudagraph_manager.graphs, self._bench_model().decode.capture.captured = (
             self._bench_sides[name]
         )
 

@@ -2,7 +2,7 @@
 
 Owns: the order of layers and what flows between them, what is compiled and launched once before any
 graph is captured, the count of steps that ran. Does not own: the parts of a layer (`layer`), which
-parts are ours (`plan`), vLLM's modules, weights and caches. Read by: the model.
+parts of which graph are ours (`capture`), vLLM's modules, weights and caches. Read by: the model.
 
 A step is captured into a full CUDA graph, once per batch; vLLM replays it. The caches hold all that
 outlives a step, in vLLM's own layout, so any step may run here and the next one stock.
@@ -19,7 +19,7 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.models.kimi_k3.nvidia.ops import attn_res
 
-from kimi_k3.intree import plan
+from kimi_k3.intree.capture import Capture
 from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, Moe, Shared
 from kimi_k3.intree.plan import LARGEST, Op
 
@@ -71,39 +71,25 @@ class Decode:
             Layer(module, self._blocks, kept.get(module.layer_idx), self._shared)
             for module in backbone.layers
         ]
-        self._sizes = tuple(sorted(batches))
+        self.capture = Capture(batches, largest)
         self.executed = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps of ours that the device ran: every graph of ours adds one."""
         self.hasty = False
         """For the benchmark: let kernels that are not ours begin before ours ahead of them end."""
         self.extra_bytes = sum(one.nbytes for layer in kept.values() for one in layer)
-        self.choose(largest)
-
-    def choose(self, largest: Mapping[Op, int]) -> None:
-        """Settle which ops of which batch are ours in graphs captured from now on."""
-        found = {batch: plan.ours(batch, largest) for batch in self._sizes}
-        self.ours = {batch: ops for batch, ops in found.items() if ops}
-        """By batch; vLLM's graphs of other batches are stock."""
-        self.captured: set[int] = set()
-        """Batches of which a graph with launches of ours was captured."""
 
     def takes(self, batch: int) -> bool:
-        """Whether this forward is ours: a full graph of pure decode, one token per request, of a
-        batch with something of ours, is being captured."""
-        if batch not in self.ours or not torch.cuda.is_current_stream_capturing():
-            return False
+        """Whether this forward is ours."""
         if not is_forward_context_available():
             return False
         context = get_forward_context()
-        if context.cudagraph_runtime_mode == CUDAGraphMode.PIECEWISE:
-            return False
-        if not isinstance(context.attn_metadata, dict):
-            return False
-        return all(self._decodes(layer, context.attn_metadata) for layer in self._layers)
-
-    def _decodes(self, layer: Layer, steps: Mapping[str, Any]) -> bool:
-        step = steps.get(layer.prefix)
-        return step is not None and not (step.num_prefills or getattr(step, "num_spec_decodes", 0))
+        told = context.attn_metadata
+        return self.capture.takes(
+            batch,
+            torch.cuda.is_current_stream_capturing(),
+            context.cudagraph_runtime_mode == CUDAGraphMode.PIECEWISE,
+            [told.get(layer.prefix) if isinstance(told, dict) else None for layer in self._layers],
+        )
 
     def run(self, embedded: Tensor, positions: Tensor) -> Tensor:
         """embedded [B, D], which is overwritten -> the last mixture [B, D], as vLLM's forward gives
@@ -118,7 +104,7 @@ class Decode:
             rows = (~padding[:batch]).sum(dtype=torch.int32).view(1)
         out = self._run(embedded, positions, steps, rows)
         self.executed.add_(1)
-        self.captured.add(batch)
+        self.capture.captured.add(batch)
         return out
 
     def _run(
@@ -127,7 +113,7 @@ class Decode:
         """Without metadata of a step, attention that is vLLM's is left out and KDA touches nobody's
         state: what `prepare` needs."""
         batch, hidden = embedded.shape
-        ours = self.ours[batch]
+        ours = self.capture.ours[batch]
         prefix = embedded
         bank = prefix.new_empty(batch, self._blocks, hidden)
         delta: Tensor | None = None
@@ -171,9 +157,9 @@ class Decode:
         """Compile every launch of every batch and make each once, so that nothing is compiled,
         loaded or allocated for good while a graph is captured. Called with caches bound: their
         pages are part of the code."""
-        self.captured.clear()
+        self.capture.captured.clear()
         hidden = self.backbone.config.hidden_size
-        for batch in self.ours:
+        for batch in self.capture.ours:
             embedded = torch.zeros(batch, hidden, dtype=torch.bfloat16, device=self.device)
             positions = torch.zeros(batch, dtype=torch.int64, device=self.device)
             nobody = torch.zeros(1, dtype=torch.int32, device=self.device)

@@ -72,7 +72,7 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
         most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
         self.decode = Decode(self.model, self._kept, [size for size in sizes if size <= most])
-        self.recorder.prepared = tuple(self.decode.ours)
+        self.recorder.prepared = tuple(self.decode.capture.ours)
         self.recorder.extra_bytes = self.decode.extra_bytes
         self.recorder.executed = self.decode.executed
 
@@ -83,7 +83,7 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
 
     def note(self, facts: StepFacts, graph: int | None) -> None:
         """Record one step; `graph`: the batch of the full graph that runs it."""
-        captured = self.decode.captured if self.decode is not None else ()
+        captured = self.decode.capture.captured if self.decode is not None else ()
         self.recorder.record(plan(facts, self.recorder.switch, captured, graph), facts)
 
     def forward(

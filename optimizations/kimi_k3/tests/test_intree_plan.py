@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from kimi_k3.intree import plan, support
+from kimi_k3.intree.capture import Capture
 from kimi_k3.intree.evidence import GraphRecorder, facts_of
 from kimi_k3.runtime.plan import StepFacts
 from kimi_k3.slices import SLICES
@@ -41,6 +42,43 @@ def test_the_experts_way_back_is_not_ours_without_the_experts() -> None:
 def test_the_shipped_table_names_every_op_and_no_other() -> None:
     assert set(plan.LARGEST) == set(plan.OPS)
     assert all(0 <= most <= plan.LARGEST_BATCH for most in plan.LARGEST.values())
+
+
+# ---- capturing -----------------------------------------------------------------------------------
+
+PURE = SimpleNamespace(num_prefills=0)
+PURE_KDA = SimpleNamespace(num_prefills=0, num_spec_decodes=0)
+
+
+@pytest.fixture
+def capture() -> Capture:
+    return Capture([64, 8, 1], {"attn_res": 64, "kda": 8})
+
+
+def test_only_batches_with_an_op_of_ours_are_taken(capture: Capture) -> None:
+    assert capture.ours == {1: {"attn_res", "kda"}, 8: {"attn_res", "kda"}, 64: {"attn_res"}}
+    for batch in (1, 8, 64):
+        assert capture.takes(batch, True, False, [PURE, PURE_KDA])
+    assert not capture.takes(2, True, False, [PURE])
+    capture.choose({})
+    assert not capture.takes(1, True, False, [PURE])
+
+
+@pytest.mark.parametrize(
+    ("capturing", "piecewise", "steps"),
+    [
+        (False, False, [PURE]),
+        (True, True, [PURE]),
+        (True, False, [PURE, None]),
+        (True, False, [PURE, SimpleNamespace(num_prefills=1)]),
+        (True, False, [PURE, SimpleNamespace(num_prefills=0, num_spec_decodes=2)]),
+    ],
+    ids=["eager", "piecewise", "no metadata", "prefill", "drafts"],
+)
+def test_all_other_forwards_are_vllms(
+    capture: Capture, capturing: bool, piecewise: bool, steps: list[Any]
+) -> None:
+    assert not capture.takes(8, capturing, piecewise, steps)
 
 
 # ---- the path of a step --------------------------------------------------------------------------
