@@ -1,0 +1,88 @@
+"""vLLM's model state as this path hooks into it: which steps are noted, and with which graph.
+
+Protects: that a step with requests is noted once, with the graph that will run it, and that dummy
+runs and captures are not; that vLLM's own work is done as ever.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.engine
+
+from vllm.config import CUDAGraphMode  # noqa: E402
+
+BASE = "vllm.models.kimi_k3.nvidia.model_state"
+
+
+def _batch(padded: int) -> Any:
+    return SimpleNamespace(
+        num_reqs=3,
+        num_scheduled_tokens=np.ones(3, dtype=np.int32),
+        is_prefilling_np=np.zeros(3, dtype=bool),
+        num_tokens_after_padding=padded,
+    )
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model state whose base class, in vLLM's place, only writes down that it was called. The
+    engine for CPUs has no such class."""
+    calls: list[Any] = []
+    notes: list[Any] = []
+
+    def called(name: str) -> Any:
+        return lambda self, *a, **k: calls.append((name, len(a), sorted(k)))
+
+    names = ("preprocess_state", "prepare_attn", "initialize_kv_cache")
+    base = type("KimiK3ModelState", (), {name: called(name) for name in names})
+    monkeypatch.setitem(sys.modules, BASE, SimpleNamespace(KimiK3ModelState=base))
+    monkeypatch.delitem(sys.modules, "kimi_k3.intree.state", raising=False)
+    module = importlib.import_module("kimi_k3.intree.state")
+    monkeypatch.delitem(sys.modules, "kimi_k3.intree.state")
+    made = module.ModelState.__new__(module.ModelState)
+    made._step = None
+    made.language_model = SimpleNamespace(
+        note=lambda facts, graph: notes.append((facts.decode_rows, graph)),
+        prepare=lambda: calls.append("prepared"),
+    )
+    return SimpleNamespace(state=made, calls=calls, notes=notes)
+
+
+def test_a_step_is_noted_once_with_the_graph_that_runs_it(hooked: Any) -> None:
+    batch = _batch(4)
+    hooked.state.preprocess_state(batch, 1, 2)
+    for _ in range(2):
+        hooked.state.prepare_attn(batch, CUDAGraphMode.FULL, 3, for_capture=False)
+    assert hooked.notes == [(3, 4)]
+    prepared = ("prepare_attn", 3, ["for_capture"])
+    assert hooked.calls == [("preprocess_state", 3, []), prepared, prepared]
+
+
+def test_a_step_outside_full_graphs_has_none(hooked: Any) -> None:
+    for mode in (CUDAGraphMode.NONE, CUDAGraphMode.PIECEWISE):
+        batch = _batch(8)
+        hooked.state.preprocess_state(batch)
+        hooked.state.prepare_attn(batch, mode)
+    assert hooked.notes == [(3, None), (3, None)]
+
+
+def test_dummy_runs_and_captures_are_not_noted(hooked: Any) -> None:
+    real = _batch(4)
+    hooked.state.preprocess_state(real)
+    hooked.state.prepare_attn(_batch(4), CUDAGraphMode.FULL)
+    assert hooked.notes == []
+    hooked.state.prepare_attn(real, CUDAGraphMode.FULL)
+    assert hooked.notes == [(3, 4)]
+
+
+def test_launches_are_prepared_once_caches_are_bound(hooked: Any) -> None:
+    hooked.state.initialize_kv_cache("config", "tables")
+    assert hooked.calls == [("initialize_kv_cache", 2, []), "prepared"]
