@@ -19,8 +19,8 @@ from vllm.distributed import (
 from vllm.models.kimi_k3.nvidia.model import KimiLinearForCausalLM
 
 from kimi_k3.intree.evidence import GraphRecorder
-from kimi_k3.intree.plan import LARGEST_BATCH, plan
-from kimi_k3.intree.support import refuse_graphs, refuse_unsupported, switch_of
+from kimi_k3.intree.plan import LARGEST_BATCH, TABLES, plan
+from kimi_k3.intree.support import refuse_graphs, refuse_unsupported, switch_of, table_of
 from kimi_k3.runtime.plan import StepFacts
 
 
@@ -35,6 +35,7 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
             refuse_graphs(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._on = on
+        self._largest = TABLES[table_of(vllm_config)]
         self.recorder = GraphRecorder(
             get_tensor_model_parallel_rank(),
             get_tensor_model_parallel_world_size(),
@@ -44,9 +45,9 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         self.decode: Any = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """As vLLM's; what it rearranges afterwards is kept as it is now."""
+        """As vLLM's; what it rearranges afterwards is kept as it is now, if the table needs it."""
         loaded: set[str] = super().load_weights(weights)
-        if self._on:
+        if self._on and self._largest["moe"]:
             from kimi_k3.intree.layer import Kept
 
             for layer in self.model.layers:
@@ -71,7 +72,8 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
 
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
         most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
-        self.decode = Decode(self.model, self._kept, [size for size in sizes if size <= most])
+        batches = [size for size in sizes if size <= most]
+        self.decode = Decode(self.model, self._kept, batches, self._largest)
         self.recorder.prepared = tuple(self.decode.capture.ours)
         self.recorder.extra_bytes = self.decode.extra_bytes
         self.recorder.executed = self.decode.executed

@@ -15,6 +15,7 @@ from typing import Any, get_args
 
 import torch
 
+from kimi_k3.intree.plan import TABLES, Table
 from kimi_k3.runtime.plan import Switch
 from kimi_k3.support import RefusedError, options_of
 
@@ -22,6 +23,8 @@ ARCHITECTURE = "FasttrackKimiLinearForCausalLM"
 """vLLM's `KimiLinearForCausalLM` with our path. A checkpoint that names both runs stock where this
 package is not installed."""
 OPTION = "fasttrack_decode"
+TABLE_OPTION = "fasttrack_table"
+"""Which table of ops; `measured` is for measuring, it holds ops that are not released."""
 DEFAULT: Switch = "auto"
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
 VERSIONS = ("0.33.0",)
@@ -181,6 +184,12 @@ def switch_of(config: Any) -> Switch:
     return value
 
 
+def table_of(config: Any) -> Table:
+    """Which table of ops is asked for."""
+    value: Table = options_of(config).get(TABLE_OPTION, "shipped")
+    return value
+
+
 def reasons(config: Any) -> list[str]:
     """Every reason not to start with `config`; none while the option is off."""
     options = options_of(config)
@@ -188,9 +197,12 @@ def reasons(config: Any) -> list[str]:
     value = options.get(OPTION, DEFAULT)
     if value not in SWITCHES:
         found.append(f"{OPTION} must be one of {', '.join(SWITCHES)}, got {value!r}")
+    if table_of(config) not in TABLES:
+        asked = options[TABLE_OPTION]
+        found.append(f"{TABLE_OPTION} must be one of {', '.join(TABLES)}, got {asked!r}")
     for key in options:
         plain = str(key).lower().replace("-", "_")
-        if key != OPTION and (
+        if key not in (OPTION, TABLE_OPTION) and (
             plain.startswith("fasttrack") or difflib.get_close_matches(plain, [OPTION], cutoff=0.75)
         ):
             found.append(f"unknown option {key!r}; did you mean {OPTION!r}?")

@@ -39,9 +39,15 @@ def test_the_experts_way_back_is_not_ours_without_the_experts() -> None:
     assert plan.ours(16, {"moe": 8, "latent_up": 64, "shared": 64}) == frozenset()
 
 
-def test_the_shipped_table_names_every_op_and_no_other() -> None:
-    assert set(plan.LARGEST) == set(plan.OPS)
-    assert all(0 <= most <= plan.LARGEST_BATCH for most in plan.LARGEST.values())
+@pytest.mark.parametrize("table", plan.TABLES.values(), ids=plan.TABLES)
+def test_a_table_names_every_op_and_no_other(table: Any) -> None:
+    assert set(table) == set(plan.OPS)
+    assert all(0 <= most <= plan.LARGEST_BATCH for most in table.values())
+
+
+def test_the_experts_are_not_released() -> None:
+    for batch in range(1, 65):
+        assert plan.ours(batch) == {"attn_res", "kda"}
 
 
 # ---- capturing -----------------------------------------------------------------------------------
@@ -245,6 +251,15 @@ def test_a_misspelt_option_is_never_ignored(config: Any, key: str) -> None:
     config.additional_config = {key: "latency_specialized"}
     (reason,) = support.reasons(config)
     assert f"unknown option {key!r}" in reason
+
+
+def test_another_table_is_asked_for_by_its_name(config: Any) -> None:
+    assert support.table_of(config) == "shipped"
+    config.additional_config = ON | {"fasttrack_table": "measured"}
+    assert support.reasons(config) == [] and support.table_of(config) == "measured"
+    config.additional_config = ON | {"fasttrack_table": "fastest"}
+    (reason,) = support.reasons(config)
+    assert "fasttrack_table must be one of shipped, measured, got 'fastest'" in reason
 
 
 def test_vllms_own_option_is_not_ours(config: Any) -> None:
