@@ -43,12 +43,12 @@ NOISE = 2.0**-8
 them, the rest being stock: about the last bit of BF16."""
 
 
-def ladder() -> dict[str, dict[str, int]]:
+def ladder() -> dict[str, dict[Any, int]]:
     """Sides: stock, stock on slightly other embeddings, both tables, then ops added one after the
     other at every batch."""
-    sides: dict[str, dict[str, int]] = {"stock": {}, "noise": {}}
+    sides: dict[str, dict[Any, int]] = {"stock": {}, "noise": {}}
     sides |= {"shipped": dict(LARGEST), "measured": dict(MEASURED)}
-    held: dict[str, int] = {}
+    held: dict[Any, int] = {}
     for op in ("moe", "latent_up", "attn_res", "kda", "shared"):
         held = held | {op: 64}
         sides["+" + op] = dict(held)
@@ -316,7 +316,8 @@ class Engine:
 
         params = SamplingParams(temperature=0.0, max_tokens=3900 - length, ignore_eos=True,
                                 detokenize=False)  # fmt: skip
-        names, seen = [], set()
+        names: list[str] = []
+        seen: set[str] = set()
         for prompt in self.prompts(batch, length):
             names.append(f"bench-{self._requests}")
             self._requests += 1
