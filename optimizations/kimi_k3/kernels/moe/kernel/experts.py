@@ -396,8 +396,8 @@ class Experts:
 
     @cute.jit
     def _left(self, empty: Any, slot: Int32, lane: Int32) -> None:
-        """This warp has read the stage. Without the fence TMA wrote into stages that were still
-        being read, where the next came out of L2 at once: loads had moved behind the arrival."""
+        """This warp has read the stage. Nothing else waits for the data of the last load: without
+        the fence TMA, weights in L2, overtook loads on multiprocessors busy with a second block."""
         prim.fence_async()
         cute.arch.sync_warp()
         if lane == 0:
