@@ -11,7 +11,7 @@ decode cannot do. A setting that merely makes single steps fall back to stock is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -48,7 +48,8 @@ def _context_parallel(config: Any) -> str | None:
     return f"decode context parallelism is not supported (size {size})" if size > 1 else None
 
 
-def _experts_parallel(config: Any) -> str | None:
+def experts_parallel(config: Any) -> str | None:
+    """Refuses expert parallelism."""
     on = config.parallel_config.enable_expert_parallel
     return "expert parallelism is not supported" if on else None
 
@@ -58,7 +59,8 @@ def _quantised(config: Any) -> str | None:
     return f"quantisation is not supported ({method})" if method else None
 
 
-def _lora(config: Any) -> str | None:
+def lora(config: Any) -> str | None:
+    """Refuses LoRA adapters."""
     return "LoRA adapters are not supported" if config.lora_config is not None else None
 
 
@@ -88,9 +90,9 @@ MODEL: tuple[Check, ...] = (
     _dims,
     _pipeline,
     _context_parallel,
-    _experts_parallel,
+    experts_parallel,
     _quantised,
-    _lora,
+    lora,
     _cache_dtype,
     _drafts_with_prefix_caching,
 )
@@ -194,13 +196,16 @@ class RefusedError(ValueError):
     """A configuration this package does not serve; the message lists every reason."""
 
 
+def refuse(option: str, value: object, found: Sequence[str]) -> None:
+    """Raise one `RefusedError` with all of `found`, reasons not to start; return without any."""
+    if found:
+        lines = "\n  - ".join(found)
+        raise RefusedError(f"kimi_k3 cannot start with {option}={value!r}:\n  - {lines}")
+
+
 def refuse_unsupported(config: Any) -> None:
     """Raise one `RefusedError` naming every unsupported setting of `config`, or return."""
-    found = reasons(config)
-    if found:
-        value = options_of(config).get(OPTION, DEFAULT)
-        lines = "\n  - ".join(found)
-        raise RefusedError(f"kimi_k3 cannot start with {OPTION}={value!r}:\n  - {lines}")
+    refuse(OPTION, options_of(config).get(OPTION, DEFAULT), reasons(config))
 
 
 class StartupCheck:

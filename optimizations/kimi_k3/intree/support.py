@@ -10,14 +10,13 @@ needs another GPU.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from typing import Any, get_args
 
 import torch
 
 from kimi_k3.intree.plan import TABLES, Table
 from kimi_k3.runtime.plan import Switch
-from kimi_k3.support import RefusedError, options_of
+from kimi_k3.support import Check, RefusedError, experts_parallel, lora, options_of, refuse
 
 ARCHITECTURE = "FasttrackKimiLinearForCausalLM"
 """vLLM's `KimiLinearForCausalLM` with our path. A checkpoint that names both runs stock where this
@@ -30,9 +29,6 @@ SWITCHES: tuple[Switch, ...] = get_args(Switch)
 VERSIONS = ("0.33.0",)
 """vLLM releases this path was run on. Its classes and their attributes are no public interface."""
 CAPABILITY = (9, 0)
-
-Check = Callable[[Any], str | None]
-"""Takes a vLLM config; returns the reason to refuse it, or None."""
 
 
 def version() -> str:
@@ -116,15 +112,6 @@ def _sizes(config: Any) -> str | None:
     return f"{', '.join(other)}: the path over vLLM's model runs on one GPU" if other else None
 
 
-def _experts_parallel(config: Any) -> str | None:
-    on = config.parallel_config.enable_expert_parallel
-    return "expert parallelism is not supported" if on else None
-
-
-def _lora(config: Any) -> str | None:
-    return "LoRA adapters are not supported" if config.lora_config is not None else None
-
-
 def _drafts(config: Any) -> str | None:
     on = config.speculative_config is not None
     return "speculative decoding is not supported" if on else None
@@ -167,8 +154,8 @@ REFUSED: tuple[Check, ...] = (
     _dtype,
     _quantised,
     _sizes,
-    _experts_parallel,
-    _lora,
+    experts_parallel,
+    lora,
     _drafts,
     _replay,
     _state_dtype,
@@ -213,11 +200,7 @@ def reasons(config: Any) -> list[str]:
 
 def refuse_unsupported(config: Any) -> None:
     """Raise one `RefusedError` naming every unsupported setting of `config`, or return."""
-    found = reasons(config)
-    if found:
-        value = options_of(config).get(OPTION, DEFAULT)
-        lines = "\n  - ".join(found)
-        raise RefusedError(f"kimi_k3 cannot start with {OPTION}={value!r}:\n  - {lines}")
+    refuse(OPTION, options_of(config).get(OPTION, DEFAULT), reasons(config))
 
 
 def refuse_graphs(config: Any) -> None:
