@@ -143,7 +143,7 @@ def _declared(name: str, make: Make) -> CompiledKernel:
     kinds = {key: one.kind for key, one in arguments.items()}
 
     def compile_(arch: str) -> Any:
-        return gpu.compiled(make(DEVICES[arch])).artifacts.CUBIN
+        return gpu.compile_kernel(make(DEVICES[arch])).artifacts.CUBIN
 
     return CompiledKernel(
         name,

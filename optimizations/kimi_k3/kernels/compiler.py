@@ -1,13 +1,11 @@
 """Ahead-of-time compiled units: what identifies one, where it is kept, how it is loaded.
 
-Owns: recipes, the cache folder, finding and loading packages, refusing with a reason. Does not
-own: the compilation itself (`build`, run in child processes) nor the units. Read by: the
-executor, kernel cases.
+Owns: recipes, finding and loading packages, refusing with a reason. Does not own: the compilation
+itself (`build`, run in child processes), the units, the folder (`cache`). Read by: the executor,
+kernel cases.
 
-A package is found by a digest of everything it depends on: recipe, source of the kernels, torch
-build, processor. So a warm start reads files only, a stale one cannot be picked up by mistake,
-and the folder may be read-only once it is complete. Packages are machine code: keep the folder as
-private as the interpreter's own packages (it is created that way).
+A package is found by a digest of recipe, source of the kernels, torch build and processor; the
+folder may be read-only once it is complete.
 
 Packages rather than `torch.compile`: loading takes milliseconds instead of a second of tracing
 per unit, and a call costs a few microseconds instead of tens.
@@ -15,30 +13,29 @@ per unit, and a call costs a few microseconds instead of tens.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kimi_k3.kernels import cache
 from kimi_k3.kernels.common import Constants
 from kimi_k3.kernels.units import UNITS
 
 logger = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "KIMI_K3_CACHE"
 BUILDERS = 2
 """Child processes that compile at once."""
 
@@ -123,31 +120,11 @@ class Recipe:
         return f"{self.unit}-{digest}.pt2"
 
 
-@cache
+@functools.cache
 def _environment() -> list[str]:
-    """Digest of the kernels' source (but for this file), torch build, processor features."""
-    source = hashlib.sha256()
-    folder = Path(__file__).parent
-    for path in sorted(set(folder.rglob("*.py")) - {Path(__file__)}):
-        source.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes() + b"\0")
-    processor = platform.processor()
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines():
-            if line.startswith(("model name", "flags", "Features", "CPU part")):
-                processor += line
-    except OSError:
-        pass  # elsewhere the processor's name has to do
+    """Digest of the kernels' source, torch build, processor features."""
     build = f"{torch.__version__} {torch.version.git_version}"
-    return [source.hexdigest(), build, platform.machine(), processor]
-
-
-def cache_folder() -> Path:
-    """`$KIMI_K3_CACHE`, else `kimi_k3` in the user's cache folder. It need not exist."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kimi_k3"
+    return [cache.source(), build, cache.processor()]
 
 
 def load(recipes: Iterable[Recipe]) -> list[Kernel]:
@@ -156,7 +133,7 @@ def load(recipes: Iterable[Recipe]) -> list[Kernel]:
     Kernels are not safe to call from several threads. Raises CompileError where something is
     missing and the folder is not writable, there is no C++ compiler, or compilation fails.
     """
-    folder = cache_folder()
+    folder = cache.folder()
     named = [(folder / recipe.file_name(), recipe) for recipe in recipes]
     missing = {path: recipe for path, recipe in named if not path.is_file()}
     if missing:
@@ -187,7 +164,7 @@ def _build(folder: Path, recipes: list[Recipe]) -> None:
             pass
     except OSError as error:
         reason = f"it is not writable ({error.strerror})"
-        raise CompileError(f"{lacking}, and {reason}: set {CACHE_VARIABLE}") from error
+        raise CompileError(f"{lacking}, and {reason}: set {cache.VARIABLE}") from error
     logger.warning("%s: compiling them now, once for this machine", lacking)
     shares = [recipes[i::BUILDERS] for i in range(min(BUILDERS, len(recipes)))]
     with tempfile.TemporaryDirectory(prefix="kimi-k3-") as scratch:

@@ -1,6 +1,6 @@
 """Compiling GPU kernels and binding them to tensors.
 
-Owns: what a kernel tells about its arguments, one compilation per form and process, the check of
+Owns: what a kernel tells about its arguments, one launcher per form and process, the check of
 tensors, the launch on the current stream. Does not own: which form a step needs (the `launch`
 modules), device code. Read by: the `launch` modules, `compiled`.
 
@@ -17,9 +17,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor
 
+from kimi_k3.kernels import stored
+
 if TYPE_CHECKING:
     import torch
 
+Stream = cuda.CUstream
+"""What a kernel is told to launch on; named so that a stored launcher knows its type."""
 ALIGNMENT = 16
 """Bytes: what vector accesses and TMA ask of every argument."""
 _TYPES = {
@@ -29,7 +33,7 @@ _TYPES = {
     "uint8": cutlass.Uint8,
     "int64": cutlass.Int64,
 }
-_COMPILED: dict[tuple[type, tuple[Any, ...]], Callable[..., None]] = {}
+_LAUNCHERS: dict[tuple[type, tuple[Any, ...]], Callable[..., None]] = {}
 
 
 class Argument(NamedTuple):
@@ -55,19 +59,30 @@ class Kernel(Protocol):
         ...
 
 
-def compiled(kernel: Kernel) -> Any:
-    """The compiled launcher of a kernel, for this process's device or for $CUTE_DSL_ARCH."""
+def compile_kernel(kernel: Kernel) -> Any:
+    """Compile a kernel for this process's device or for $CUTE_DSL_ARCH."""
+    fakes = [
+        make_fake_compact_tensor(
+            _TYPES[one.dtype], one.shape, assumed_align=ALIGNMENT,
+            stride_order=tuple(reversed(range(len(one.shape)))),
+        )
+        for one in kernel.arguments().values()
+    ]  # fmt: skip
+    return cute.compile(kernel, *fakes, cuda.CUstream(0))
+
+
+def launcher(kernel: Kernel) -> Callable[..., None]:
+    """The compiled launcher of a kernel: of this process, of an earlier one, or made now."""
     key = type(kernel), tuple(kernel.form)
-    if key not in _COMPILED:
-        fakes = [
-            make_fake_compact_tensor(
-                _TYPES[one.dtype], one.shape, assumed_align=ALIGNMENT,
-                stride_order=tuple(reversed(range(len(one.shape)))),
-            )
-            for one in kernel.arguments().values()
-        ]  # fmt: skip
-        _COMPILED[key] = cute.compile(kernel, *fakes, cuda.CUstream(0))
-    return _COMPILED[key]
+    if key not in _LAUNCHERS:
+        file = stored.path(*key)
+        found = stored.load(file) if file else None
+        if found is None:
+            found = compile_kernel(kernel)
+            if file:
+                stored.store(file, found)
+        _LAUNCHERS[key] = found
+    return _LAUNCHERS[key]
 
 
 class Bound:
@@ -88,7 +103,7 @@ class Bound:
         self.kernel = kernel
         self.tensors = {name: tensors[name] for name in arguments}
         """Kept alive as long as this is; a captured graph knows addresses only."""
-        self._launch = compiled(kernel)
+        self._launch = launcher(kernel)
         self._views = [
             from_dlpack(tensor, assumed_align=ALIGNMENT) for tensor in self.tensors.values()
         ]

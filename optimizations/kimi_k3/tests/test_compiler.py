@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kimi_k3.cases import common
 from kimi_k3.dims import Dims
-from kimi_k3.kernels import compiler
+from kimi_k3.kernels import cache, compiler
 from kimi_k3.kernels.common import Constants
 from kimi_k3.kernels.compiler import CompileError, Recipe
 from kimi_k3.presets import NANO
@@ -64,13 +64,13 @@ def test_package_depends_on_the_source_and_the_torch_build(monkeypatch: pytest.M
 
 
 def test_cache_folder_is_the_variable_then_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, "/named")
-    assert compiler.cache_folder() == Path("/named")
-    monkeypatch.delenv(compiler.CACHE_VARIABLE)
+    monkeypatch.setenv(cache.VARIABLE, "/named")
+    assert cache.folder() == Path("/named")
+    monkeypatch.delenv(cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert compiler.cache_folder() == Path("/x/kimi_k3")
+    assert cache.folder() == Path("/x/kimi_k3")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert compiler.cache_folder() == Path.home() / ".cache" / "kimi_k3"
+    assert cache.folder() == Path.home() / ".cache" / "kimi_k3"
 
 
 def _final() -> tuple[Recipe, list[Tensor]]:
@@ -81,7 +81,7 @@ def _final() -> tuple[Recipe, list[Tensor]]:
 
 
 def test_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setenv("CXX", str(tmp_path / "nothing-here"))
     with pytest.raises(CompileError, match=r"\(final\).*install g\+\+ or set CXX"):
         compiler.load([_final()[0]])
@@ -90,15 +90,15 @@ def test_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_refuses_a_folder_it_cannot_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # A file in the way stops even a superuser, whom permissions do not.
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    with pytest.raises(CompileError, match=f"not writable.*set {compiler.CACHE_VARIABLE}"):
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(CompileError, match=f"not writable.*set {cache.VARIABLE}"):
         compiler.load([_final()[0]])
 
 
 def test_failed_compilation_is_reported_and_leaves_no_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     broken = tmp_path / "broken-compiler"
     broken.write_text("#!/bin/sh\necho this compiler is broken >&2\nexit 1\n")
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
@@ -111,7 +111,7 @@ def test_failed_compilation_is_reported_and_leaves_no_package(
 def test_builder_that_dies_silently_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CompileError, match="exit status 1"):
         compiler.load([_final()[0]])
@@ -122,11 +122,11 @@ def test_complete_folder_is_enough_even_read_only(
 ) -> None:
     recipe, tensors = _final()
     wanted = compiler.load([recipe])[0](tensors)[0]  # made here, if it never was before
-    package = compiler.cache_folder() / recipe.file_name()
+    package = cache.folder() / recipe.file_name()
     (tmp_path / package.name).write_bytes(package.read_bytes())
     before = os.listdir(tmp_path)
     tmp_path.chmod(0o500)
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("a child process was started")
@@ -139,7 +139,7 @@ def test_complete_folder_is_enough_even_read_only(
 
 def test_damaged_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe, _ = _final()
-    monkeypatch.setenv(compiler.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     (tmp_path / recipe.file_name()).write_bytes(b"not a package")
     with pytest.raises(CompileError, match=f"delete it to rebuild.*{recipe.file_name()}"):
         compiler.load([recipe])

@@ -14,7 +14,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 
 THREADS = 128
 VECTOR = 8
@@ -91,7 +91,7 @@ class AttnRes:
         score: cute.Tensor,
         gain: cute.Tensor,
         y: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(prefix, delta, bank, score, gain, y).launch(

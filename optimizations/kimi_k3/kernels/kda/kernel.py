@@ -14,7 +14,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.kda.form import RESIDENT, TAPS, WIDTH, Heads
 
 LENGTH_EPS = 1e-6
@@ -81,7 +81,7 @@ class Kda:
         decay_speed: cute.Tensor,
         norm: cute.Tensor,
         y: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         form = self.form

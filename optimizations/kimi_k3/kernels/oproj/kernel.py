@@ -20,7 +20,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from kimi_k3.kernels import primitives as prim
 from kimi_k3.kernels.attn_res.kernel import THREADS, VECTOR, AttnRes, Site
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.oproj.form import TURN, Exchange
 from kimi_k3.kernels.projection.form import Map
 from kimi_k3.kernels.projection.kernel import Projection
@@ -58,7 +58,7 @@ class Publish(Projection):
 
     @cute.jit
     def __call__(
-        self, x: cute.Tensor, w: cute.Tensor, peers: cute.Tensor, turn: cute.Tensor, stream: Any
+        self, x: cute.Tensor, w: cute.Tensor, peers: cute.Tensor, turn: cute.Tensor, stream: Stream
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
@@ -157,7 +157,7 @@ class Collect(AttnRes):
         score: cute.Tensor,
         gain: cute.Tensor,
         y: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(prefix, mailbox, turn, bank, score, gain, y).launch(

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 
 CHUNK = 8192
 """Bytes of one request."""
@@ -46,7 +46,7 @@ class Prefetch:
         return {"w": Argument("bfloat16", (self.form.outputs, self.form.inputs), "static")}
 
     @cute.jit
-    def __call__(self, w: cute.Tensor, stream: Any) -> None:
+    def __call__(self, w: cute.Tensor, stream: Stream) -> None:
         """Launch in stream order."""
         self.kernel(w).launch(
             grid=(self.form.blocks, 1, 1),

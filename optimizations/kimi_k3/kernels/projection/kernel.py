@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.projection.form import BOX, STEP, Map
 
 
@@ -49,7 +49,7 @@ class Projection:
         }
 
     @cute.jit
-    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream: Any) -> None:
+    def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream: Stream) -> None:
         """Launch as a dependent of the kernel ahead."""
         (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
         self.kernel(w_atom, w_tiles, x_atom, x_tiles, y).launch(

@@ -16,7 +16,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.mla.form import GROUP, HEAD, LATENT, PRODUCERS, ROW, WARPS, Attend
 from kimi_k3.kernels.mla.kernel.tile import MINE, Tile
 
@@ -76,7 +76,7 @@ class Core:
         scale: cute.Tensor,
         partial: cute.Tensor,
         lse: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         form = self.form

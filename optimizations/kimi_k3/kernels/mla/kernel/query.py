@@ -14,7 +14,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.mla.form import (
     GROUP,
     HEAD,
@@ -88,7 +88,7 @@ class Query:
         scale: cute.Tensor,
         cache: cute.Tensor,
         query: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(

@@ -15,7 +15,7 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.mla.form import (
     GROUP,
     LATENT,
@@ -85,7 +85,7 @@ class Value:
         lse: cute.Tensor,
         value_up: cute.Tensor,
         y: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(projected, partial, lse, value_up, y).launch(

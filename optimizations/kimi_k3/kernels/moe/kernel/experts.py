@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.moe.form import (
     AHEAD,
     COLUMNS,
@@ -97,7 +97,7 @@ class Experts:
         s2: cute.Tensor,
         slots: cute.Tensor,
         inbox: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         form = self.routed

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.moe.form import Routed
 
 COLUMNS = 512
@@ -44,7 +44,7 @@ class Finalize:
         }
 
     @cute.jit
-    def __call__(self, slots: cute.Tensor, ids: cute.Tensor, y: cute.Tensor, stream: Any) -> None:
+    def __call__(self, slots: cute.Tensor, ids: cute.Tensor, y: cute.Tensor, stream: Stream) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(slots, ids, y).launch(
             grid=(self.routed.latent // COLUMNS, self.routed.batch, 1),

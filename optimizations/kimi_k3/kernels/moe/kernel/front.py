@@ -20,7 +20,7 @@ from cutlass.cute.arch import inline_ptx
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.moe.form import Choice
 from kimi_k3.kernels.oproj.form import TURN, Exchange
 from kimi_k3.kernels.oproj.kernel import Publish
@@ -124,7 +124,7 @@ class PublishFrontAndShared(PublishFront):
         peers: cute.Tensor,
         turn: cute.Tensor,
         gate_up: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
@@ -205,7 +205,7 @@ class Route:
         ids: cute.Tensor,
         gains: cute.Tensor,
         z: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(mailbox, turn, bias, rows, ids, gains, z).launch(
@@ -413,7 +413,7 @@ class RouteAndActivate(Route):
         z: cute.Tensor,
         gate_up: cute.Tensor,
         active: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(mailbox, turn, bias, rows, ids, gains, z, gate_up, active).launch(

@@ -20,7 +20,7 @@ from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
 from kimi_k3.kernels.attn_res.kernel import VECTOR
-from kimi_k3.kernels.gpu import Argument
+from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.moe.form import Routed
 from kimi_k3.kernels.moe.kernel.finalize import COLUMNS, Finalize
 from kimi_k3.kernels.oproj.form import TURN, Exchange
@@ -55,7 +55,7 @@ class PublishLatent(Finalize):
     @cute.jit
     def __call__(
         self, slots: cute.Tensor, ids: cute.Tensor, peers: cute.Tensor, turn: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:  # fmt: skip
         """Launch as a dependent of the kernel ahead."""
         self.kernel(slots, ids, peers, turn).launch(
@@ -111,7 +111,7 @@ class NormLatent:
     @cute.jit
     def __call__(
         self, mailbox: cute.Tensor, turn: cute.Tensor, gain: cute.Tensor, y: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:  # fmt: skip
         """Launch as a dependent of the kernel ahead."""
         self.kernel(mailbox, turn, gain, y).launch(
@@ -228,7 +228,7 @@ class PublishRow(Publish):
         turn: cute.Tensor,
         shares: cute.Tensor,
         shares_turn: cute.Tensor,
-        stream: Any,
+        stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
@@ -338,7 +338,7 @@ class Activate:
         }
 
     @cute.jit
-    def __call__(self, gate_up: cute.Tensor, y: cute.Tensor, stream: Any) -> None:
+    def __call__(self, gate_up: cute.Tensor, y: cute.Tensor, stream: Stream) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(gate_up, y).launch(
             grid=(self.batch, 1, 1),
