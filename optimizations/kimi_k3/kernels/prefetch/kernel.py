@@ -6,7 +6,7 @@ the benchmark; needs CuTe DSL and nothing else.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute

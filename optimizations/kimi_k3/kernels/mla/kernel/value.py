@@ -7,7 +7,6 @@ and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute

@@ -44,7 +44,9 @@ class Finalize:
         }
 
     @cute.jit
-    def __call__(self, slots: cute.Tensor, ids: cute.Tensor, y: cute.Tensor, stream: Stream) -> None:
+    def __call__(
+        self, slots: cute.Tensor, ids: cute.Tensor, y: cute.Tensor, stream: Stream
+    ) -> None:
         """Launch as a dependent of the kernel ahead."""
         self.kernel(slots, ids, y).launch(
             grid=(self.routed.latent // COLUMNS, self.routed.batch, 1),
