@@ -412,9 +412,17 @@ def fence() -> None:
     inline_ptx("fence.acq_rel.gpu;")
 
 
-def fence_async() -> None:
-    """What this thread has read of shared memory is read before TMA writes there."""
+@cute.jit
+def leave(empty: Any, lane: Int32) -> None:
+    """This warp has read a stage, which TMA may fill again once every warp has left it.
+
+    Nothing else waits for the data of its last loads: without the fence TMA, weights in L2,
+    overtook them on multiprocessors busy with a second block.
+    """
     inline_ptx("fence.proxy.async.shared::cta;")
+    cute.arch.sync_warp()
+    if lane == 0:
+        cute.arch.mbarrier_arrive(empty)
 
 
 def look(at: Int64) -> tuple[Uint32, ...]:

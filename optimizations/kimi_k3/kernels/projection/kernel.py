@@ -133,9 +133,7 @@ class Projection:
                 cute.arch.mbarrier_wait(full + slot, (chunk // form.ring) % 2)
                 box = slot * form.boxes + warp // 2
                 self._multiply(acc, w_ring, x_ring, box, warp % 2, thread % prim.WARP)
-                cute.arch.sync_warp()
-                if thread % prim.WARP == 0:
-                    cute.arch.mbarrier_arrive(empty + slot)
+                prim.leave(empty + slot, thread % prim.WARP)
                 if cutlass.const_expr(self.fresh):
                     for n in cutlass.range_constexpr(columns):
                         for m in cutlass.range_constexpr(form.tiles):

@@ -245,9 +245,7 @@ class Core:
             )
             cute.arch.barrier(barrier_id=1, number_of_threads=WARPS * prim.WARP)
             self.tile.add(acc, stage, weights, factors, warp, lane)
-            cute.arch.sync_warp()
-            if lane == 0:
-                cute.arch.mbarrier_arrive(empty + slot)
+            prim.leave(empty + slot, lane)
 
         for i in cutlass.range_constexpr(own):
             row = warp + WARPS * i

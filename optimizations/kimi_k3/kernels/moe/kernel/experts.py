@@ -394,15 +394,6 @@ class Experts:
         cute.arch.mbarrier_wait(full + slot, (number // self.routed.stages) % 2)
         return slot
 
-    @cute.jit
-    def _left(self, empty: Any, slot: Int32, lane: Int32) -> None:
-        """This warp has read the stage. Nothing else waits for the data of the last load: without
-        the fence TMA, weights in L2, overtook loads on multiprocessors busy with a second block."""
-        prim.fence_async()
-        cute.arch.sync_warp()
-        if lane == 0:
-            cute.arch.mbarrier_arrive(empty + slot)
-
     def _products(self, pairs: Any, rights: Any, scales: Any, sums: Any) -> list[Any]:
         """sums[n] plus 16 rows of one group of 32 columns, a word of eight weights per lane and
         row in pairs[n], times the same columns of eight tokens.
@@ -505,8 +496,8 @@ class Experts:
             for m in cutlass.range_constexpr(tiles):
                 for i in cutlass.range_constexpr(4):
                     acc[i, m] = sums[m][i]
-            self._left(empty, slot, lane)
-        self._left(scaled, Int32(1), lane)
+            prim.leave(empty + slot, lane)
+        prim.leave(scaled + 1, lane)
 
         # The warps' sums meet in shared memory, once all have left it, and gate meets up.
         factors = self._factors(shrink * GROW, lane)
@@ -621,7 +612,7 @@ class Experts:
             place = ((chunk * WARPS + warp) * prim.WARP + lane) * 4
             made = [total * factors[i % 2] for i, total in enumerate(acc)]
             prim.store_shared(prim.shared_address(scratch + place), made)
-            self._left(empty, slot, lane)
+            prim.leave(empty + slot, lane)
         cute.arch.barrier(barrier_id=1, number_of_threads=THREADS)
 
         # All have read the hidden numbers. Their places are empty before this block sends more.
