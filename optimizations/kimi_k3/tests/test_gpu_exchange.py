@@ -1,18 +1,23 @@
-"""The exchange between ranks on one GPU: payloads, numbers of ranks, late ranks, lost ranks.
+"""The exchanges between ranks on one GPU: payloads, numbers of ranks, late ranks, lost ranks.
 
 Protects: every BF16 number survives a mailbox, NaN, infinities and zeros included; what is sent
 is summed in rank order; nothing of an earlier exchange, of another batch for one, is taken for
-this one's; a lost rank ends in NaN and an error, not in a hang. Needs a GPU and CuTe DSL.
+this one's; with any number of ranks, whoever comes late, bits are the same; a lost rank ends in NaN
+and an error, not in a hang. Needs a GPU and CuTe DSL.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kimi_k3.cases.gpu.moe_front import FrontCase
+from kimi_k3.cases.gpu.moe_tail import TailCase
 from kimi_k3.cases.gpu.oproj import OProjCase
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +32,12 @@ from kimi_k3.kernels.oproj.launch import collect, publish  # noqa: E402
 from kimi_k3.kernels.oproj.mailbox import End, PeerLostError, loop_back  # noqa: E402
 
 HIDDEN, BLOCKS, WIDTH = 7168, 8, 768
+RANKS = (2, 4, 8, 16)
+CELLS = [(op, ranks, batch) for op in ("oproj", "front", "tail") for ranks in RANKS
+         for batch in (1, 64)]  # fmt: skip
+LATE_S = 0.003
+LIMIT = 1.25
+"""Of error over stock's, root mean square: the harness's own limit."""
 
 
 def _taking(end: End, batch: int, delta: Any = "restart") -> Bound:
@@ -67,7 +78,7 @@ def test_every_number_survives_a_mailbox_and_the_sum() -> None:
     assert bool((end.mailbox.view(torch.int16) == -1).all())
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("ranks", [3, *RANKS])
 def test_sums_go_by_rank_in_fp32(ranks: int) -> None:
     ends = loop_back(Exchange(ranks, HIDDEN, 4))
     shares = torch.randn(ranks, 4, HIDDEN, device="cuda").bfloat16() * 100
@@ -101,7 +112,7 @@ def test_negative_zero_and_nan_come_out_of_the_projection_as_they_are() -> None:
     assert bool(torch.signbit(found[0]).all())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("ranks", [1, *RANKS])
 def test_batches_of_changing_size_leave_nothing_behind(ranks: int) -> None:
     ends = loop_back(Exchange(ranks, HIDDEN, 64))
     w = torch.randn(ranks, HIDDEN, WIDTH, device="cuda").bfloat16() * WIDTH**-0.5
@@ -121,15 +132,44 @@ def test_batches_of_changing_size_leave_nothing_behind(ranks: int) -> None:
             assert bool((end.mailbox.view(torch.int16) == -1).all())
 
 
-def test_a_rank_that_comes_late_changes_no_bit() -> None:
-    case = OProjCase()
-    for regime in ({"batch": 1}, {"batch": 16}, {"batch": 64}):
-        plain = {"heads": 6, "sources": 4, "restart": 0, "padding": 0}
-        inputs = {n: t.cuda() for n, t in case.inputs(plain | regime, 3).items()}
-        wanted = case.candidate(inputs)
-        for delays in ([0.003, 0.0, 0.0], [0.0, 0.003, 0.001], [0.0, 0.001, 0.003]):
-            found = case.candidate_skewed(inputs, delays)
-            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+def _case(op: str, ranks: int, batch: int) -> tuple[Any, dict[str, Tensor]]:
+    """A case and its inputs for so many ranks."""
+    case: Any = {"oproj": OProjCase, "front": FrontCase, "tail": TailCase}[op]()
+    regime = {"ranks": ranks, "apart": 0, "padding": batch // 9, "batch": batch}
+    if op == "oproj":
+        case.ranks = ranks
+        regime = {"heads": 6, "sources": 4, "restart": 0, "padding": batch // 9, "batch": batch}
+    return case, {name: tensor.cuda() for name, tensor in case.inputs(regime, 3).items()}
+
+
+def _delays(ranks: int) -> list[list[float]]:
+    """The first, the last, all but the first late; each later than the one before, and the other
+    way round; three times at random."""
+    others = [0.0] * (ranks - 1)
+    stairs = [LATE_S * rank / ranks for rank in range(ranks)]
+    drawn = random.Random(ranks)
+    chance = [[drawn.uniform(0, LATE_S) for _ in range(ranks)] for _ in range(3)]
+    ends = [[LATE_S, *others], [*others, LATE_S], [0.0, *([LATE_S] * (ranks - 1))]]
+    return [*ends, stairs, stairs[::-1], *chance]
+
+
+@pytest.mark.parametrize(("op", "ranks", "batch"), CELLS)
+def test_any_number_of_ranks_is_right_and_a_late_one_changes_no_bit(
+    op: str, ranks: int, batch: int
+) -> None:
+    case, inputs = _case(op, ranks, batch)
+    truth, stock = case.reference(inputs), case.stock(inputs)
+    wanted = case.candidate(inputs)
+    for name in wanted:
+        error, own = (
+            math.sqrt(float((made[name].double() - truth[name]).square().mean()))
+            for made in (wanted, stock)
+        )
+        assert error <= LIMIT * own, f"{name}: {error:.3g}, stock {own:.3g}"
+    assert all(bool(tensor.isfinite().all()) for tensor in wanted.values())
+    for delays in _delays(ranks):
+        found = case.candidate_skewed(inputs, delays)
+        assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items()), delays
 
 
 def test_a_lost_rank_ends_in_nan_and_an_error_and_the_exchange_can_be_cleared() -> None:

@@ -7,8 +7,10 @@ the same formulas in FP32 with the roundings that stock's kernels make.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ from torch import Tensor
 Tensors = dict[str, Tensor]
 Regime = Mapping[str, int]
 Fault = Callable[[Tensors], Tensors]
+Programs = Sequence[Sequence[Callable[[], None]]]
+"""What each rank launches, step by step; as many steps for each."""
 
 HIDDEN = 7168
 EPS = 1e-5
@@ -110,3 +114,28 @@ def launched(kernel: Any, tensors: Tensors) -> Tensors:
 
     Bound(kernel, **tensors)()
     return tensors
+
+
+def in_turn(programs: Programs) -> None:
+    """One GPU plays all ranks: a step of every rank, then the next step."""
+    for step in zip(*programs, strict=True):
+        for launch in step:
+            launch()
+
+
+def late(programs: Programs, delays_s: Sequence[float]) -> None:
+    """The same, rank i `delays_s[i]` late with every step (numbers from the first again where they
+    are too few). Only the first does not wait for the others' launches, but in its kernels: were
+    all to wait there, on one GPU they could leave no room for the one they wait for."""
+    delays = [delays_s[rank % len(delays_s)] for rank in range(len(programs))]
+    order = sorted(range(len(programs)), key=delays.__getitem__)
+    main, early = torch.cuda.current_stream(), torch.cuda.Stream()
+    early.wait_stream(main)
+    with torch.cuda.stream(early):
+        for launch in programs[order[0]]:
+            launch()
+    for step in zip(*programs, strict=True):
+        for before, rank in pairwise(order):
+            time.sleep(delays[rank] - delays[before])
+            step[rank]()
+    main.wait_stream(early)

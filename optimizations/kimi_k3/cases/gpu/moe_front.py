@@ -6,13 +6,25 @@ Owns: inputs, truth, stock arithmetic and candidate. Read by: the harness. One G
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kimi_k3.cases.gpu import common
-from kimi_k3.cases.gpu.common import BATCHES, HIDDEN, NAN, GpuCase, Regime, Tensors
+from kimi_k3.cases.gpu.common import (
+    BATCHES,
+    HIDDEN,
+    NAN,
+    GpuCase,
+    Programs,
+    Regime,
+    Tensors,
+    in_turn,
+    late,
+)
 from kimi_k3.kernels.common import situ
 from kimi_k3.reference.moe import route
 
@@ -34,6 +46,8 @@ class FrontCase(GpuCase):
     shared experts' hidden numbers [B, S]."""
 
     op = "moe_front"
+    ranks = 2
+    """Of delays: every other rank is as late as the first or the second."""
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
         "z": ("row", "column"),
         "gains": ("row", "expert"),
@@ -102,7 +116,15 @@ class FrontCase(GpuCase):
         return {name: torch.where(live, one, 0.0).to(one.dtype) for name, one in made.items()}
 
     def candidate(self, inputs: Tensors) -> Tensors:
-        """The kernels of every rank, in turn: twice the negative, then what was asked for."""
+        """The kernels of every rank, in turn."""
+        return self._exchanged(inputs, in_turn)
+
+    def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
+        """The rank that comes first waits in its kernel for the others."""
+        return self._exchanged(inputs, partial(late, delays_s=delays_s))
+
+    def _exchanged(self, inputs: Tensors, meet: Callable[[Programs], None]) -> Tensors:
+        """Twice the negative, then what was asked for."""
         from kimi_k3.kernels.gpu import Bound
         from kimi_k3.kernels.moe import launch
         from kimi_k3.kernels.oproj.mailbox import loop_back
@@ -121,8 +143,7 @@ class FrontCase(GpuCase):
         both, active = x.new_empty(ranks, batch, 2 * width), x.new_empty(ranks, batch, width)
         publish = launch.publish_front(HIDDEN, EXPERTS, LATENT, batch, exchange, shared=merged)
         choose = launch.route(EXPERTS, LATENT, batch, exchange, TOP_K, shared=merged)
-        send: list[Any] = []
-        take: list[Any] = []
+        programs: list[list[Any]] = []
         for rank, end in enumerate(_ends[ranks]):
             own = slice(rank * width, (rank + 1) * width)
             gate_up = inputs["gate_up"][:, own].reshape(2 * width, HIDDEN)
@@ -130,20 +151,21 @@ class FrontCase(GpuCase):
             first = {"gate_up": both[rank]} if merged else {}
             second = {"gate_up": both[rank], "active": active[rank]}
             w = torch.cat([*into, *([gate_up] if merged else [])])
-            send.append(Bound(publish, x=x, w=w, peers=end.peers, turn=end.turn, **first))
-            take.append(Bound(choose, mailbox=end.mailbox, turn=end.turn, bias=inputs["bias"],
-                              rows=rows, ids=ids[rank], gains=gains[rank], z=z[rank],
-                              **(second if merged else {})))  # fmt: skip
+            program = [
+                Bound(publish, x=x, w=w, peers=end.peers, turn=end.turn, **first),
+                Bound(choose, mailbox=end.mailbox, turn=end.turn, bias=inputs["bias"], rows=rows,
+                      ids=ids[rank], gains=gains[rank], z=z[rank], **(second if merged else {})),
+            ]  # fmt: skip
             if not merged:
                 map_ = projection(2 * width, HIDDEN, batch)
-                take += [Bound(map_, x=x, w=gate_up, y=both[rank]),
-                         Bound(launch.activate(batch, width), gate_up=both[rank],
-                               y=active[rank])]  # fmt: skip
+                program += [Bound(map_, x=x, w=gate_up, y=both[rank]),
+                            Bound(launch.activate(batch, width), gate_up=both[rank],
+                                  y=active[rank])]  # fmt: skip
+            programs.append(program)
         for number in range(_EXCHANGES):
             if number == _EXCHANGES - 1:
                 x.copy_(inputs["x"])
-            for launch_ in (*send, *take):
-                launch_()
+            meet(programs)
         live = inputs["owned"][:, None] > 0
         return {
             "z": _agreed(z),

@@ -6,13 +6,26 @@ Owns: inputs, truth, stock arithmetic and candidate. Read by: the harness. One G
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kimi_k3.cases.gpu import common
-from kimi_k3.cases.gpu.common import BATCHES, EPS, HIDDEN, NAN, GpuCase, Regime, Tensors
+from kimi_k3.cases.gpu.common import (
+    BATCHES,
+    EPS,
+    HIDDEN,
+    NAN,
+    GpuCase,
+    Programs,
+    Regime,
+    Tensors,
+    in_turn,
+    late,
+)
 from kimi_k3.kernels.common import rms_norm
 from kimi_k3.reference import attn_res
 
@@ -30,6 +43,8 @@ class TailCase(GpuCase):
     next mix site's y [B, D]."""
 
     op = "moe_tail"
+    ranks = 2
+    """Of delays: every other rank is as late as the first or the second."""
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
         "y": ("row", "rank", "column"),
         "prefix": ("row", "rank", "column"),
@@ -104,7 +119,15 @@ class TailCase(GpuCase):
         )
 
     def candidate(self, inputs: Tensors) -> Tensors:
-        """All kernels of every rank, in turn: twice the negative slots, then what was asked for."""
+        """All kernels of every rank, in turn."""
+        return self._exchanged(inputs, in_turn)
+
+    def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
+        """The rank that comes first waits in its kernels for the others."""
+        return self._exchanged(inputs, partial(late, delays_s=delays_s))
+
+    def _exchanged(self, inputs: Tensors, meet: Callable[[Programs], None]) -> Tensors:
+        """Twice the negative slots, then what was asked for."""
         from kimi_k3.kernels.attn_res.kernel import Site
         from kimi_k3.kernels.gpu import Bound
         from kimi_k3.kernels.moe import launch
@@ -120,34 +143,30 @@ class TailCase(GpuCase):
         prefix, bank = (torch.stack([inputs[name]] * ranks) for name in ("prefix", "bank"))
         y = torch.empty_like(prefix)
         fixed = {name: inputs[name] for name in ("score", "gain")}
-        steps: list[list[Any]] = [[] for _ in range(4)]
+        programs: list[tuple[Any, ...]] = []
         for rank, (sums, shares, rows) in enumerate(zip(*_ends[ranks], strict=True)):
             own = slice(rank * SHARED, (rank + 1) * SHARED)
             active = inputs["active"][:, own].contiguous()
             down = inputs["shared_down"][:, own].contiguous()
             up = inputs["up"].chunk(ranks)[rank]
             normed = active.new_empty(batch, LATENT)
-            bound = (
+            programs.append((
                 Bound(launch.publish_shares(SHARED, batch, row), x=active, w=down,
                       peers=shares.peers, turn=shares.turn),
                 Bound(launch.publish_latent(batch, latent), slots=slots[rank], ids=ids,
                       peers=sums.peers, turn=sums.turn),
-                (Bound(launch.norm_latent(batch, latent, EPS), mailbox=sums.mailbox,
-                       turn=sums.turn, gain=inputs["gain_latent"], y=normed),
-                 Bound(launch.publish_row(LATENT, batch, row), x=normed, w=up, peers=rows.peers,
-                       turn=rows.turn, shares=shares.mailbox, shares_turn=shares.turn)),
+                Bound(launch.norm_latent(batch, latent, EPS), mailbox=sums.mailbox,
+                      turn=sums.turn, gain=inputs["gain_latent"], y=normed),
+                Bound(launch.publish_row(LATENT, batch, row), x=normed, w=up, peers=rows.peers,
+                      turn=rows.turn, shares=shares.mailbox, shares_turn=shares.turn),
                 Bound(launch.collect_row(site, row), prefix=prefix[rank], bank=bank[rank],
                       y=y[rank], mailbox=rows.mailbox, turn=rows.turn, **fixed),
-            )  # fmt: skip
-            for step, one in zip(steps, bound, strict=True):
-                step += one if isinstance(one, tuple) else [one]
+            ))  # fmt: skip
         for number in range(_EXCHANGES):
             prefix.copy_(inputs["prefix"].expand_as(prefix))
             if number == _EXCHANGES - 1:
                 slots.copy_(inputs["slots"])
-            for step in steps:
-                for call in step:
-                    call()
+            meet(programs)
         return _of_owned({"y": y, "prefix": prefix}, inputs["owned"])
 
     def work(self, regime: Regime) -> dict[str, float]:

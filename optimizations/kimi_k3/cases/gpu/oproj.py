@@ -5,16 +5,26 @@ Owns: inputs, truth, stock arithmetic and candidate. Read by: the harness. One G
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kimi_k3.cases.gpu import common
-from kimi_k3.cases.gpu.common import BATCHES, EPS, HIDDEN, NAN, GpuCase, Regime, Tensors
+from kimi_k3.cases.gpu.common import (
+    BATCHES,
+    EPS,
+    HIDDEN,
+    NAN,
+    GpuCase,
+    Programs,
+    Regime,
+    Tensors,
+    in_turn,
+    late,
+)
 from kimi_k3.reference import attn_res
 
 BLOCKS, WIDTH, CAPACITY = 8, 128, 64
@@ -105,13 +115,13 @@ class OProjCase(GpuCase):
 
     def candidate(self, inputs: Tensors) -> Tensors:
         """Both kernels of every rank, in turn."""
-        return self._exchanged(inputs, _in_turn)
+        return self._exchanged(inputs, in_turn)
 
     def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
         """The rank that comes first waits in its kernel for the others."""
-        return self._exchanged(inputs, lambda send, take: _late(send, take, delays_s))
+        return self._exchanged(inputs, partial(late, delays_s=delays_s))
 
-    def _exchanged(self, inputs: Tensors, meet: Callable[[list[Any], list[Any]], None]) -> Tensors:
+    def _exchanged(self, inputs: Tensors, meet: Callable[[Programs], None]) -> Tensors:
         """Exchange the negative, twice, and then what was asked for."""
         from kimi_k3.kernels.attn_res.kernel import Site
         from kimi_k3.kernels.gpu import Bound
@@ -131,45 +141,24 @@ class OProjCase(GpuCase):
         prefix, bank = (torch.stack([inputs[name]] * ranks) for name in ("prefix", "bank"))
         y = torch.empty_like(prefix)
         shared = {name: inputs[name] for name in ("score", "gain")}
-        send, take = [], []
-        for rank, end in enumerate(_ends[ranks]):
-            send.append(Bound(publish(width, batch, exchange), x=x[rank], w=inputs["w"][rank],
-                              peers=end.peers, turn=end.turn))  # fmt: skip
-            take.append(Bound(collect(site, exchange), prefix=prefix[rank], bank=bank[rank],
-                              y=y[rank], mailbox=end.mailbox, turn=end.turn, **shared))  # fmt: skip
+        programs = [
+            (Bound(publish(width, batch, exchange), x=x[rank], w=inputs["w"][rank],
+                   peers=end.peers, turn=end.turn),
+             Bound(collect(site, exchange), prefix=prefix[rank], bank=bank[rank], y=y[rank],
+                   mailbox=end.mailbox, turn=end.turn, **shared))
+            for rank, end in enumerate(_ends[ranks])
+        ]  # fmt: skip
         for last in (number == _EXCHANGES - 1 for number in range(_EXCHANGES)):
             prefix.copy_(inputs["prefix"].expand_as(prefix))
             if last:
                 x.copy_(inputs["x"])
-            meet(send, take)
+            meet(programs)
         return _of_owned({"y": y, "prefix": prefix}, inputs["owned"])
 
     def work(self, regime: Regime) -> dict[str, float]:
         """Weights of every rank."""
         elements = self.ranks * HIDDEN * regime["heads"] * WIDTH
         return {"bytes": 2.0 * elements, "flops": 2.0 * elements * regime["batch"]}
-
-
-def _in_turn(send: list[Any], take: list[Any]) -> None:
-    for launch in (*send, *take):
-        launch()
-
-
-def _late(send: list[Any], take: list[Any], delays_s: Sequence[float]) -> None:
-    """Rank i sends delays_s[i] late. Only the first takes meanwhile: were all to wait on one GPU,
-    they could leave no room for the one they wait for."""
-    order = sorted(range(len(send)), key=lambda rank: delays_s[rank])
-    main, early = torch.cuda.current_stream(), torch.cuda.Stream()
-    early.wait_stream(main)
-    with torch.cuda.stream(early):
-        send[order[0]]()
-        take[order[0]]()
-    for before, rank in pairwise(order):
-        time.sleep(delays_s[rank] - delays_s[before])
-        send[rank]()
-    for rank in order[1:]:
-        take[rank]()
-    main.wait_stream(early)
 
 
 def _of_owned(made: Tensors, owned: Tensor) -> Tensors:
