@@ -29,7 +29,7 @@ LEFT_OUT = {
         "ranks=8/apart=0/padding=0/*", "*/padding=2/batch=3", "ranks=2/*", "*/apart=1/*",
     ),
     "experts": (
-        "experts=64/padding=0/batch=[234589]", "experts=64/padding=0/batch=1[67]",
+        "experts=64/padding=0/batch=[1234589]", "experts=64/padding=0/batch=1[67]",
         "experts=64/padding=0/batch=3[23]", "experts=24/*/batch=64", "*/padding=2/batch=3",
         "*/padding=2/batch=64",
     ),
