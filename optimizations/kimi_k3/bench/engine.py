@@ -1,4 +1,4 @@
-"""`python -m kimi_k3.bench.engine CHECKPOINT [--batch 1,8,64] [--json FILE]`: decode steps in vLLM.
+"""`python -m kimi_k3.bench.engine CHECKPOINT [--batch 1,8,64] [--ranks 2]`: decode steps in vLLM.
 
 One boot of vLLM 0.33 with the path on. The decode graphs are captured several times, each time with
 other ops ours, none for stock; replaying one set or another is all that differs between the sides,
@@ -45,17 +45,17 @@ them, the rest being stock: about the last bit of BF16."""
 
 def ladder() -> dict[str, dict[Any, int]]:
     """Sides: stock, stock on slightly other embeddings, both tables, then ops added one after the
-    other at every batch."""
+    other at every batch. On one rank `exchange` is nothing."""
     sides: dict[str, dict[Any, int]] = {"stock": {}, "noise": {}}
     sides |= {"shipped": dict(LARGEST), "measured": dict(MEASURED)}
     held: dict[Any, int] = {}
-    for op in ("moe", "latent_up", "attn_res", "kda", "shared"):
+    for op in ("moe", "latent_up", "attn_res", "kda", "exchange", "shared"):
         held = held | {op: 64}
         sides["+" + op] = dict(held)
     for op in ("attn_res", "kda"):
         sides[op] = {op: 64}
     # The same launches as the last but one, less careful with what is behind them.
-    sides["hasty"] = sides["+kda"]
+    sides["hasty"] = sides["+exchange"]
     return sides
 
 
@@ -185,6 +185,8 @@ class Worker(WorkerExtension):
             one.copy_(copy)
         with torch.inference_mode():
             logits = {n: self._bench_model().compute_logits(h[0].clone()) for n, h in made.items()}
+        if logits["stock"] is None:
+            return {}  # vLLM gathers them on the first rank
         stock, found = made["stock"][0].float(), {}
         for name, several in made.items():
             rows = (several[0].float() - stock).norm(dim=1) / stock.norm(dim=1)
@@ -201,7 +203,8 @@ class Worker(WorkerExtension):
 
     @torch.inference_mode()
     def bench_ops(self, batch: int) -> dict[str, Any]:
-        """Single ops on the same random rows, ours against vLLM's, and whether repeats agree."""
+        """Single ops on the same random rows, ours against vLLM's, and whether repeats agree. On one
+        rank only: vLLM's are sums over ranks."""
         from vllm.config import set_current_vllm_config
         from vllm.forward_context import set_forward_context
 
@@ -281,7 +284,7 @@ def _kda(layer: Any, x: Tensor, slots: Tensor) -> dict[str, Any]:
 class Engine:
     """vLLM, and what the benchmark asks of it."""
 
-    def __init__(self, checkpoint: str, batches: list[int]) -> None:
+    def __init__(self, checkpoint: str, batches: list[int], ranks: int) -> None:
         from vllm import LLM
 
         self.llm = LLM(
@@ -289,15 +292,14 @@ class Engine:
             max_num_seqs=max(batches), max_num_batched_tokens=2048, gpu_memory_utilization=0.8,
             num_gpu_blocks_override=1024, enable_prefix_caching=False,
             additional_config={OPTION: "latency_specialized", TABLE_OPTION: "measured"},
-            worker_extension_cls="kimi_k3.bench.engine.Worker",
+            worker_extension_cls="kimi_k3.bench.engine.Worker", tensor_parallel_size=ranks,
             compilation_config={"cudagraph_capture_sizes": sorted(batches)}, disable_log_stats=True,
         )  # fmt: skip
         self._requests = 0
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """A method of the worker."""
-        (found,) = self.llm.collective_rpc(name, args=arguments)
-        return found
+        """A method of every rank's worker; what the first one says."""
+        return self.llm.collective_rpc(name, args=arguments)[0]
 
     def evidence(self) -> dict[str, Any]:
         """What ran since the last time."""
@@ -421,6 +423,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--context", type=int, default=CONTEXT)
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs: 1 for k3-slice, 2 for k3-slice2")
     parser.add_argument("--sides", default=",".join(ladder()))
     parser.add_argument("--detailed", default="1,8,64", help="batches with profile, parity and ops")
     parser.add_argument("--json")
@@ -444,7 +447,7 @@ def main() -> None:
                 json.dump(found, file, indent=1, default=str)
         return found[name]
 
-    engine = Engine(chosen.checkpoint, batches)
+    engine = Engine(chosen.checkpoint, batches, chosen.ranks)
     import vllm
 
     found["versions"] = vllm.__version__, torch.__version__
@@ -467,7 +470,8 @@ def main() -> None:
         piece(f"step_us {batch}", engine.ask, "bench_step_us", batch)
         if batch in detailed:
             piece(f"parity {batch}", engine.ask, "bench_parity", batch)
-            piece(f"ops {batch}", engine.ask, "bench_ops", batch)
+            if chosen.ranks == 1:
+                piece(f"ops {batch}", engine.ask, "bench_ops", batch)
             for side in ("stock", "shipped", "measured"):
                 piece(f"profile {side} {batch}", engine.ask, "bench_profile", batch, side)
         if isinstance(names, list):

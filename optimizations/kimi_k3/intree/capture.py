@@ -17,8 +17,11 @@ from kimi_k3.intree.plan import LARGEST, Op
 class Capture:
     """Of one model. Forwards outside a capture are never ours: a graph is, whole, or none of it."""
 
-    def __init__(self, batches: Iterable[int], largest: Mapping[Op, int] = LARGEST) -> None:
+    def __init__(
+        self, batches: Iterable[int], largest: Mapping[Op, int] = LARGEST, ranks: int = 1
+    ) -> None:
         """`batches`: those that vLLM will capture."""
+        self._ranks = ranks
         self._sizes = tuple(sorted(set(batches)))
         self.captured: set[int] = set()
         """Batches of which a graph with launches of ours was captured."""
@@ -26,7 +29,7 @@ class Capture:
 
     def choose(self, largest: Mapping[Op, int]) -> None:
         """Settle which ops of which batch are ours in graphs captured from now on."""
-        found = {batch: plan.ours(batch, largest) for batch in self._sizes}
+        found = {batch: plan.ours(batch, largest, self._ranks) for batch in self._sizes}
         self.ours = {batch: ops for batch, ops in found.items() if ops}
         """By batch; vLLM's graphs of other batches are stock."""
 

@@ -22,6 +22,7 @@ from vllm.models.kimi_k3.nvidia.ops import attn_res
 from kimi_k3.intree.capture import Capture
 from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, Moe, Shared
 from kimi_k3.intree.plan import LARGEST, Op
+from kimi_k3.intree.ranks import Ranks
 
 
 class Layer:
@@ -58,6 +59,7 @@ class Decode:
         backbone: Any,
         kept: Mapping[int, Kept],
         batches: Collection[int],
+        ranks: Ranks,
         largest: Mapping[Op, int] = LARGEST,
     ) -> None:
         """`backbone`: vLLM's `KimiLinearModel`; `kept`: experts by layer; `batches`: those that
@@ -66,12 +68,15 @@ class Decode:
         config = backbone.config
         self.device = backbone.embed_tokens.weight.device
         self._blocks: int = backbone.num_attn_res_blocks
-        self._shared = Shared(config.num_experts, config.routed_expert_hidden_size, self.device)
+        self._ranks = ranks
+        self._shared = Shared(
+            config.num_experts, config.routed_expert_hidden_size, self.device, ranks
+        )
         self._layers = [
             Layer(module, self._blocks, kept.get(module.layer_idx), self._shared)
             for module in backbone.layers
         ]
-        self.capture = Capture(batches, largest)
+        self.capture = Capture(batches, largest, ranks.size)
         self.executed = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps of ours that the device ran: every graph of ours adds one."""
         self.hasty = False
@@ -104,6 +109,7 @@ class Decode:
             rows = (~padding[:batch]).sum(dtype=torch.int32).view(1)
         out = self._run(embedded, positions, steps, rows)
         self.executed.add_(1)
+        self._ranks.tell()
         self.capture.captured.add(batch)
         return out
 
@@ -130,14 +136,23 @@ class Decode:
                     slots = rows.new_zeros(batch)
                 else:
                     slots = steps[layer.prefix].non_spec_state_indices_tensor[:batch]
-                delta = layer.kda(x, slots)
+                if "exchange" in ours:
+                    assert self._ranks.row is not None
+                    layer.kda.send(layer.kda.attend(x, slots), self._ranks.row)
+                    delta = None
+                else:
+                    delta = self._ranks.total(layer.kda(x, slots))
             elif steps is not None:
                 delta = module.self_attn(hidden_states=x, positions=positions)
             else:
                 delta = x
             if "attn_res" in ours:
-                whole = moe and "shared" in ours
-                x = layer.behind(prefix, delta, bank, early=whole or self.hasty)
+                early = (moe and "shared" in ours) or self.hasty
+                if delta is None:
+                    assert self._ranks.row is not None
+                    x = layer.behind.collect(prefix, self._ranks.row, bank, early)
+                else:
+                    x = layer.behind(prefix, delta, bank, early)
             else:
                 x, prefix, _ = module._post_attn_norm(delta, bank, prefix)
             if layer.moe is not None and moe:
@@ -158,14 +173,28 @@ class Decode:
         loaded or allocated for good while a graph is captured. Called with caches bound: their
         pages are part of the code."""
         self.capture.captured.clear()
-        hidden = self.backbone.config.hidden_size
-        for batch in self.capture.ours:
-            embedded = torch.zeros(batch, hidden, dtype=torch.bfloat16, device=self.device)
-            positions = torch.zeros(batch, dtype=torch.int64, device=self.device)
-            nobody = torch.zeros(1, dtype=torch.int32, device=self.device)
-            self._run(embedded, positions, None, nobody)
+        for _ in range(2 if self._ranks.row else 1):
+            # The first time another rank may compile for longer than this one waits.
+            self._ranks.restart()
+            for batch in self.capture.ours:
+                self._launch(batch)
         torch.cuda.synchronize(self.device)
+        self.check()
+
+    def _launch(self, batch: int) -> None:
+        hidden = self.backbone.config.hidden_size
+        embedded = torch.zeros(batch, hidden, dtype=torch.bfloat16, device=self.device)
+        positions = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        nobody = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._run(embedded, positions, None, nobody)
+
+    def noticed(self) -> None:
+        """Raises `PeerLostError` if an earlier step is known to have waited in vain; waits for
+        nothing."""
+        self._ranks.check()
 
     def check(self) -> None:
         """Wait for the device; raises `PeerLostError` if a launch waited in vain."""
         self._shared.front.check()
+        if self._ranks.row is not None:
+            self._ranks.row.check()

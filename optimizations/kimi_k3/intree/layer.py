@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kimi_k3.intree.ranks import CAPACITY, Ranks
 from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.gpu import Bound, Kernel
 from kimi_k3.kernels.kda import launch as kda
 from kimi_k3.kernels.kda.form import TAPS, WIDTH, pitch
 from kimi_k3.kernels.moe import launch as moe
 from kimi_k3.kernels.moe.inbox import inbox
+from kimi_k3.kernels.oproj import launch as oproj
 from kimi_k3.kernels.oproj.mailbox import End, loop_back
 from kimi_k3.kernels.projection.launch import projection
-
-CAPACITY = 64
-"""Rows a mailbox has room for."""
 
 
 class Kept(NamedTuple):
@@ -57,10 +56,14 @@ def linear(x: Tensor, w: Tensor) -> Tensor:
 
 
 class Shared:
-    """What all layers share: memory that a launch leaves as it found it, and a side stream."""
+    """What all layers share: memory that a launch leaves as it found it, a side stream, and the
+    other ranks."""
 
-    def __init__(self, experts: int, latent: int, device: torch.device) -> None:
+    def __init__(
+        self, experts: int, latent: int, device: torch.device, ranks: Ranks | None = None
+    ) -> None:
         self.experts, self.latent, self.device = experts, latent, device
+        self.ranks = ranks or Ranks(1, lambda share: share)
         exchange = moe.front_exchange(experts, latent, 1, CAPACITY)
         self.front: End = loop_back(exchange, str(device))[0]
         self.side = torch.cuda.Stream(device)
@@ -108,14 +111,25 @@ class MixSite:
     def __call__(self, prefix: Tensor, delta: Tensor | None, bank: Tensor, early: bool) -> Tensor:
         """bank [B, N, D]; without a delta there is none to read, and the prefix stands in. `early`:
         whether all kernels behind are ours, which may begin before this one ends."""
+        y = torch.empty_like(prefix)
+        run(AttnRes(self._site(prefix, early)), prefix=prefix,
+            delta=prefix if delta is None else delta, bank=bank, score=self.score, gain=self.gain,
+            y=y)  # fmt: skip
+        return y
+
+    def collect(self, prefix: Tensor, end: End, bank: Tensor, early: bool) -> Tensor:
+        """The same with the ranks' shares in `end` for a delta."""
+        y = torch.empty_like(prefix)
+        kernel = oproj.collect(self._site(prefix, early), end.exchange)
+        run(kernel, prefix=prefix, mailbox=end.mailbox, turn=end.turn, bank=bank, score=self.score,
+            gain=self.gain, y=y)  # fmt: skip
+        return y
+
+    def _site(self, prefix: Tensor, early: bool) -> Site:
         batch, hidden = prefix.shape
-        site = Site(
+        return Site(
             hidden, batch, self.blocks, self.sources, self.delta, self.write, self.eps, early=early
         )
-        y = torch.empty_like(prefix)
-        run(AttnRes(site), prefix=prefix, delta=prefix if delta is None else delta, bank=bank,
-            score=self.score, gain=self.gain, y=y)  # fmt: skip
-        return y
 
 
 class KdaHalf:
@@ -152,7 +166,16 @@ class KdaHalf:
         return conv, recurrent
 
     def __call__(self, x: Tensor, slots: Tensor) -> Tensor:
-        """x [B, D], slots int32 [B], 0 for rows without a request -> [B, D]."""
+        """x [B, D], slots int32 [B], 0 for rows without a request -> this rank's share [B, D]."""
+        return linear(self.attend(x, slots), self.out)
+
+    def send(self, heads: Tensor, end: End) -> None:
+        """heads [B, H 128] through this rank's part of the output projection, to every rank."""
+        kernel = oproj.publish(heads.shape[1], len(heads), end.exchange)
+        run(kernel, x=heads, w=self.out, peers=end.peers, turn=end.turn)
+
+    def attend(self, x: Tensor, slots: Tensor) -> Tensor:
+        """Up to the output projection: x [B, D], slots int32 [B] -> [B, H 128]."""
         conv, recurrent = self.pools()
         batch = len(x)
         kernel = kda.paged(
@@ -161,7 +184,7 @@ class KdaHalf:
         y = x.new_empty(batch, self.heads * WIDTH)
         run(kernel, projected=linear(x, self.into), conv=conv[:1], recurrent=recurrent[:1],
             source=slots, target=slots[None], y=y, **self.fixed)  # fmt: skip
-        return linear(y, self.out)
+        return y
 
 
 class Moe:
@@ -178,20 +201,25 @@ class Moe:
         self.up = module.routed_expert_up_proj.weight.data
 
     def __call__(self, x: Tensor, rows: Tensor, shared_ours: bool, up_ours: bool) -> Tensor:
-        """x [B, D], rows int32 [1], how many of B have a request -> [B, D]."""
+        """x [B, D], rows int32 [1], how many of B have a request -> [B, D], summed over ranks."""
         experts: Callable[[Tensor], Tensor] = self.module.shared_experts
+        ranks = self.shared.ranks
 
-        def routed() -> Tensor:
-            latent = self.norm(self.routed(x, rows))
-            return linear(latent, self.up) if up_ours else torch.mm(latent, self.up.t())
+        def beside() -> Tensor:
+            return self.shared_experts(x) if shared_ours else experts(x)
 
-        made, beside = self.shared.both(
-            routed, lambda: self.shared_experts(x) if shared_ours else experts(x)
-        )
-        return beside.add_(made)
+        def up(latent: Tensor) -> Tensor:
+            normed = self.norm(latent)
+            return linear(normed, self.up) if up_ours else torch.mm(normed, self.up.t())
+
+        if ranks.size == 1:
+            made, other = self.shared.both(lambda: up(self.routed(x, rows)), beside)
+            return other.add_(made)
+        latent, other = ranks.totals(*self.shared.both(lambda: self.routed(x, rows), beside))
+        return other.add_(up(latent))
 
     def routed(self, x: Tensor, rows: Tensor) -> Tensor:
-        """The routed experts' sum [B, L], before its norm."""
+        """This rank's share of the routed experts' sum [B, L], before its norm."""
         batch, end, kept = len(x), self.shared.front, self.kept
         count, latent = self.shared.experts, self.shared.latent
         ids = rows.new_empty(batch, moe.TOP_K)

@@ -15,6 +15,8 @@ from vllm.config import VllmConfig
 from vllm.distributed import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
+    get_tp_group,
+    tensor_model_parallel_all_reduce,
 )
 from vllm.models.kimi_k3.nvidia.model import KimiLinearForCausalLM
 
@@ -69,11 +71,15 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         if not self._on:
             return
         from kimi_k3.intree.decode import Decode
+        from kimi_k3.intree.ranks import Ranks
 
+        ranks = Ranks(get_tensor_model_parallel_world_size(), tensor_model_parallel_all_reduce)
+        if ranks.size > 1 and self._largest["exchange"]:
+            ranks.connect(self.config.hidden_size, get_tp_group().device_group)
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
         most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
         batches = [size for size in sizes if size <= most]
-        self.decode = Decode(self.model, self._kept, batches, self._largest)
+        self.decode = Decode(self.model, self._kept, batches, ranks, self._largest)
         self.recorder.prepared = tuple(self.decode.capture.ours)
         self.recorder.extra_bytes = self.decode.extra_bytes
         self.recorder.executed = self.decode.executed
@@ -84,7 +90,10 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
             self.decode.prepare()
 
     def note(self, facts: StepFacts, graph: int | None) -> None:
-        """Record one step; `graph`: the batch of the full graph that runs it."""
+        """Record one step; `graph`: the batch of the full graph that runs it. Raises
+        `PeerLostError` where an earlier step waited for a rank in vain, which ends the engine."""
+        if self.decode is not None:
+            self.decode.noticed()
         captured = self.decode.capture.captured if self.decode is not None else ()
         self.recorder.record(plan(facts, self.recorder.switch, captured, graph), facts)
 

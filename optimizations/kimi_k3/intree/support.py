@@ -29,6 +29,8 @@ SWITCHES: tuple[Switch, ...] = get_args(Switch)
 VERSIONS = ("0.33.0",)
 """vLLM releases this path was run on. Its classes and their attributes are no public interface."""
 CAPABILITY = (9, 0)
+MOST_RANKS = 2
+"""GPUs of one host this path was run on; nothing in it knows their number."""
 
 
 def version() -> str:
@@ -74,17 +76,19 @@ _SHAPE: dict[str, Any] = {
     "moe_renormalize": True,
     "routed_scaling_factor": 1.0,
     "routed_expert_hidden_size": 3584,
-    "moe_intermediate_size": 384,
     "latent_moe_use_norm": True,
 }
-"""Keys of the configuration with the only values there is code for: a rank of eight of Kimi K3."""
+"""Keys of the configuration with the only values there is code for."""
+_OF_A_RANK = {"moe_intermediate_size": 384}
+"""The same for a rank's share: that of a rank of eight of Kimi K3."""
 
 
 def _shape(config: Any) -> str | None:
-    text = config.model_config.hf_text_config
+    text, ranks = config.model_config.hf_text_config, config.parallel_config.tensor_parallel_size
+    wanted = _SHAPE | {key: ranks * value for key, value in _OF_A_RANK.items()}
     other = [
         f"{key} {getattr(text, key, None)!r} instead of {value!r}"
-        for key, value in _SHAPE.items()
+        for key, value in wanted.items()
         if getattr(text, key, None) != value
     ]
     return f"shapes there are no kernels for: {', '.join(other)}" if other else None
@@ -103,13 +107,14 @@ def _quantised(config: Any) -> str | None:
 def _sizes(config: Any) -> str | None:
     parallel = config.parallel_config
     names = {
-        "tensor parallelism": parallel.tensor_parallel_size,
         "pipeline parallelism": parallel.pipeline_parallel_size,
         "data parallelism": parallel.data_parallel_size,
         "decode context parallelism": parallel.decode_context_parallel_size,
     }
     other = [f"{name} of size {size}" for name, size in names.items() if size > 1]
-    return f"{', '.join(other)}: the path over vLLM's model runs on one GPU" if other else None
+    if parallel.tensor_parallel_size > MOST_RANKS:
+        other.append(f"tensor parallelism of size {parallel.tensor_parallel_size}")
+    return f"{', '.join(other)}: this path was run on up to two GPUs" if other else None
 
 
 def _drafts(config: Any) -> str | None:

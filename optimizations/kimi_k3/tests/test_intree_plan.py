@@ -29,7 +29,7 @@ ON = {"fasttrack_decode": "latency_specialized"}
 
 def test_an_op_is_ours_up_to_its_batch() -> None:
     largest: Any = {"attn_res": 64, "kda": 32, "moe": 8, "shared": 4, "latent_up": 64}
-    assert plan.ours(1, largest) == set(plan.OPS)
+    assert plan.ours(1, largest) == set(plan.OPS) - {"exchange"}
     assert plan.ours(8, largest) == {"attn_res", "kda", "moe", "latent_up"}
     assert plan.ours(33, largest) == {"attn_res"}
     assert plan.ours(65, largest) == plan.ours(0, largest) == frozenset()
@@ -37,6 +37,14 @@ def test_an_op_is_ours_up_to_its_batch() -> None:
 
 def test_the_experts_way_back_is_not_ours_without_the_experts() -> None:
     assert plan.ours(16, {"moe": 8, "latent_up": 64, "shared": 64}) == frozenset()
+
+
+def test_mailboxes_are_for_several_ranks_between_two_parts_of_ours() -> None:
+    largest: Any = {"attn_res": 64, "kda": 8, "exchange": 16}
+    assert plan.ours(8, largest, ranks=2) == {"attn_res", "kda", "exchange"}
+    assert plan.ours(16, largest, ranks=2) == {"attn_res"}
+    assert plan.ours(8, largest) == {"attn_res", "kda"}
+    assert plan.ours(8, {**largest, "attn_res": 0}, ranks=2) == {"kda"}
 
 
 @pytest.mark.parametrize("table", plan.TABLES.values(), ids=plan.TABLES)
@@ -200,7 +208,7 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("model_config.enable_sleep_mode", True, "sleep mode"),
     ("model_config.hf_text_config.hidden_size", 4096, "hidden_size 4096 instead of 7168"),
     ("model_config.hf_text_config.moe_intermediate_size", 3072, "moe_intermediate_size"),
-    ("parallel_config.tensor_parallel_size", 2, "tensor parallelism of size 2"),
+    ("parallel_config.tensor_parallel_size", 2, "moe_intermediate_size 384 instead of 768"),
     ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
     ("parallel_config.data_parallel_size", 2, "data parallelism"),
     ("parallel_config.decode_context_parallel_size", 2, "decode context parallelism"),
@@ -229,12 +237,22 @@ def test_each_setting_is_refused_with_its_own_sentence(
     assert told in reason
 
 
+def test_as_many_ranks_are_served_as_it_was_run_on(config: Any) -> None:
+    config.model_config.hf_text_config = SimpleNamespace(**SLICES["k3-slice2"])
+    config.parallel_config.tensor_parallel_size = 2
+    assert support.reasons(config) == []
+    config.model_config.hf_text_config.moe_intermediate_size *= 2
+    config.parallel_config.tensor_parallel_size = 4
+    (reason,) = support.reasons(config)
+    assert "tensor parallelism of size 4" in reason and "up to two GPUs" in reason
+
+
 def test_all_reasons_are_told_at_once(config: Any) -> None:
     for path, value, _ in SPOILT:
         _spoil(config, path, value)
     with pytest.raises(RefusedError) as caught:
         support.refuse_unsupported(config)
-    for told in ("dtype", "tensor parallelism", "LoRA", "dummy", "sleep mode"):
+    for told in ("dtype", "pipeline parallelism", "LoRA", "dummy", "sleep mode"):
         assert told in str(caught.value)
 
 
