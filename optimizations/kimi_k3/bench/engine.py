@@ -203,7 +203,7 @@ class Worker(WorkerExtension):
 
     @torch.inference_mode()
     def bench_ops(self, batch: int) -> dict[str, Any]:
-        """Single ops on the same random rows, ours against vLLM's, and whether repeats agree. On one
+        """Single ops on the same random rows, ours against vLLM's, and whether repeats agree. One
         rank only: vLLM's are sums over ranks."""
         from vllm.config import set_current_vllm_config
         from vllm.forward_context import set_forward_context
@@ -423,7 +423,7 @@ def main() -> None:
     parser.add_argument("checkpoint")
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--context", type=int, default=CONTEXT)
-    parser.add_argument("--ranks", type=int, default=1, help="GPUs: 1 for k3-slice, 2 for k3-slice2")
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs: 2 for k3-slice2")
     parser.add_argument("--sides", default=",".join(ladder()))
     parser.add_argument("--detailed", default="1,8,64", help="batches with profile, parity and ops")
     parser.add_argument("--json")
