@@ -251,6 +251,10 @@ def _parse(line: bytes) -> Record:
                 counts = value.pop(name, [])
                 _check(type(counts) is list)
                 lists[name] = _integers(counts)
+            times = value.pop("device_s", [])
+            _check(type(times) is list)
+            _floats([time for time in times if time is not None])
+            lists["device_s"] = Optionals(times)
             lists["marks"] = _marks(value.pop("marks", []))
         else:
             keys += sum([len(step["wrote"]) for step in value["steps"]])

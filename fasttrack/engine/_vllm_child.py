@@ -3,7 +3,7 @@
 It drives `LLMEngine.step()` itself, so that every step has a start, a duration and, from the
 scheduler's own output, its decode and prefill tokens. The optimization's step log is fetched
 after each call through the worker extension named in the claim.
-Tried with vLLM 0.32.0 on a CPU.
+Tried with vLLM 0.32.0 on a CPU, and with 0.33.0 on a GPU with its second model runner.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fasttrack.engine._vllm_caches import scan
+from fasttrack.engine._vllm_device import Clock
 from fasttrack.engine._vllm_requests import Collected, parameters
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.code import mapped
@@ -35,7 +36,7 @@ from fasttrack.schema.claim import Plugin
 
 CLOCK = time.perf_counter
 """Bound before any plugin is loaded: replacing the function in `time` changes nothing here."""
-TESTED = ("0.32.0",)
+TESTED = ("0.32.0", "0.33.0")
 OBSERVED = "FASTTRACK_OBSERVED"
 """Set by the path stage: the claim's entry is to be wrapped."""
 NEIGHBOUR = {
@@ -105,6 +106,9 @@ class Backend:
         self._drafted: list[int] = []
         self._seen: Counter[str] = Counter()
         self._watch_scheduler()
+        alone = self._engine.vllm_config.parallel_config.world_size == 1
+        runner = self._llm.collective_rpc(_runner)[0] if alone else None
+        self._clock = Clock(runner, lambda: len(self._scheduled) - 1)
         self._count = 0
         evidence = self._evidence()
         return SessionInfo(
@@ -141,6 +145,7 @@ class Backend:
         self._contexts.clear()
         self._drafted.clear()
         self._seen.clear()
+        self._clock.read()
         try:
             answers, steps, emitted = self._run(
                 names, asked, full_decode_steps, mark_after, lane_tokens
@@ -152,6 +157,7 @@ class Backend:
                 self._evidence()
             raise
         evidence = self._evidence()
+        device_s = self._clock.read()
         scheduler = self._engine.engine_core.engine_core.scheduler
         return Generation(
             answers=answers,
@@ -164,6 +170,7 @@ class Backend:
             steps=tuple(steps),
             emitted=tuple(emitted),
             contexts=tuple(self._contexts[: len(steps)]),
+            device_s=tuple(map(device_s.get, range(len(steps)))) if device_s else (),
             path=tuple(
                 PathStep.model_validate(entry)
                 for entry in evidence.get("log", ())

@@ -2,8 +2,8 @@
 
 Owns the profiler around a step, the bitwise comparison of the KV caches around one, and the wrapper
 of the claim's entry. Asks the optimization nothing. Used by the vLLM child in the path stage only,
-because all of it is slow. Works where the model runs in this process (one rank); tried with vLLM
-0.32.0 on a CPU.
+because all of it is slow. Works where the model runs in this process (one rank). Blocks are watched
+in vLLM's first model runner only, which CPUs have.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Entry:
 
     The wrapper must be in place before a graph is captured. The choice between result and constant
     is made on the device, so that it also acts in a graph's replays; calls are counted in eager
-    mode only.
+    mode only. Of a GPU the flag is made here: made in a capture, each replay would clear it.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,6 +43,8 @@ class Entry:
         original: Callable[..., Any] = getattr(owner, attribute)
         self.calls = 0
         self._flags: dict[torch.device, torch.Tensor] = {}
+        if torch.cuda.is_available():
+            self._make_flag(torch.device("cuda", torch.cuda.current_device()))
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -53,13 +55,17 @@ class Entry:
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            flag = self._flags.get(value.device)
-            if flag is None:
-                flag = self._flags[value.device] = torch.zeros((), device=value.device).bool()
+            if value.device not in self._flags:
+                self._make_flag(value.device)
+            flag = self._flags[value.device]
             return torch.where(flag, torch.full_like(value, CONSTANT), value)
         if isinstance(value, tuple | list):
             return type(value)(self._marked(item) for item in value)
         return value
+
+    @torch.inference_mode()
+    def _make_flag(self, device: torch.device) -> None:
+        self._flags[device] = torch.zeros((), dtype=torch.bool, device=device)
 
     @contextmanager
     def constant(self) -> Iterator[None]:
@@ -99,7 +105,13 @@ class StateWatch:
     """Compares the caches around every step of a model runner, block by block and bit by bit."""
 
     def __init__(self, runner: Any) -> None:
-        """Raises `CannotWatch` for caches whose first axis is not the engine's blocks."""
+        """Raises `CannotWatch` for caches whose first axis is not the engine's blocks, and for a
+        runner that does not tell whose they are."""
+        if not hasattr(runner, "input_batch"):
+            raise CannotWatch(
+                f"{type(runner).__module__}.{type(runner).__qualname__} keeps no batch whose block "
+                "tables could be read"
+            )
         config = runner.kv_cache_config
         self.blocks: int = config.num_blocks
         self.watched = min(WATCHED_BLOCKS, self.blocks)

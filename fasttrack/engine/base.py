@@ -118,6 +118,9 @@ class Generation(Frozen):
     """Tokens handed out by each step."""
     contexts: tuple[int, ...] = ()
     """Tokens of context over the rows of each step, its own included."""
+    device_s: tuple[float | None, ...] = ()
+    """Seconds of the model's graph in each step, by the device's clock; null in a step without one,
+    empty where nothing is known."""
     marks: tuple[tuple[int, float], ...] = ()
     """(steps so far, the caller's monotonic clock) when the engine told of the window's begin and
     end; set on this side of the channel."""

@@ -166,6 +166,7 @@ def _cell(
         steps=whole.steps,
         emitted=whole.emitted,
         contexts=whole.contexts,
+        device_s=whole.device_s,
         prompts_sha256=prompts.digest(asked),
     )
     return [sample, path_record("perf", name, arm, cell.id, whole)]
@@ -182,6 +183,11 @@ def joined(parts: Sequence[Generation]) -> Generation:
         path=tuple(step for part in parts for step in part.path[: len(part.steps)]),
         emitted=tuple(count for part in parts for count in part.emitted),
         contexts=tuple(count for part in parts for count in part.contexts),
+        device_s=tuple(
+            told for part in parts for told in part.device_s or (None,) * len(part.steps)
+        )
+        if any(part.device_s for part in parts)
+        else (),
     )
 
 

@@ -39,6 +39,10 @@ WORKLOADS = {
 }
 """Kinds of work that are never added up."""
 K = 1024
+DEVICE = (
+    "On the device: the model's graph of a decode step by the device's own clock, without what the "
+    "host does between steps; paired as above. It is described and not judged: speed is wall time."
+)
 
 
 def speed(bundle: Bundle, tally: Tally) -> Section:
@@ -88,6 +92,9 @@ def speed(bundle: Bundle, tally: Tally) -> Section:
     )  # fmt: skip
     shown = [table(columns, of_one, MOST_ROWS) for of_one in rows.values()]
     shown.append(_throughput(cells, found))
+    if any(v is not None and v.device_estimate is not None for v in found.values()):
+        shown.append(_device(cells, found))
+        notes.append(DEVICE)
     return Section("Speed", _clean(notes), tuple(shown), figure=forest, brief=True)
 
 
@@ -134,6 +141,22 @@ def _throughput(cells: Sequence[Cell], found: Mapping[str, Verdict | None]) -> T
     heads = [f"{what} {name}" for name in names for what in ("Stock tok/s", "Tok/s", "Speed-up")]
     shown = [(*key, *said) for key, said in rows.items()]
     return table(("Workload", "Context", "Batch", *heads), shown, MOST_ROWS)
+
+
+def _device(cells: Sequence[Cell], found: Mapping[str, Verdict | None]) -> Table:
+    """A step of the model by the device's clock, both arms."""
+    rows: list[tuple[object, ...]] = []
+    for cell in cells:
+        v = found[cell.id]
+        if v is not None and v.device_base_ms and v.device_candidate_ms:
+            own = tuple(cell.shape[axis] for axis in _several(cells))
+            times_ms = (number(v.device_base_ms), number(v.device_candidate_ms))
+            range_ = f"[{times(v.device_lower)}, {times(v.device_upper)}]"
+            ratio = times(v.device_estimate)
+            rows.append((*own, cell.batch, cell.context_tokens, *times_ms, ratio, range_))
+    size = tuple(AXES[axis] for axis in _several(cells))
+    heads = ("Batch", "Context", "Stock ms on the device", "Ms on the device", "Ratio", "Interval")
+    return table((*size, *heads), rows, MOST_ROWS)
 
 
 def _mark(cell: Cell, verdict: Verdict | None) -> Mark:

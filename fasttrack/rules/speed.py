@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from fasttrack import stats
 from fasttrack.perf.window import cost_s, window
-from fasttrack.rules import drafts, looks, routing
+from fasttrack.rules import device, drafts, looks, routing
 from fasttrack.rules.base import Case, Rule
 from fasttrack.rules.looks import Boot, Look, Pair, paired
 from fasttrack.rules.validity import (
@@ -204,6 +204,7 @@ def _verdict_of(case: Case, seen: _Seen) -> Verdict:
         base_ms=times["base"],
         candidate_ms=times["candidate"],
         next=case.reproduce("perf", seen.cell.id),
+        **device.described(seen.samples, seen.cell, case.policy.speed.look_level),
     )
 
 

@@ -466,6 +466,9 @@ class SampleRecord(Frozen):
     """Tokens that each step handed out; its end is their time stamp."""
     contexts: Sequence[int] = ()
     """Tokens of context over the rows of each step, its own included."""
+    device_s: Sequence[float | None] = ()
+    """Seconds of the model's graph in each step, by the device's own clock; null in a step that
+    replayed none, empty where nothing is known. Described, never judged."""
     prompts_sha256: str = ""
     """Of the token ids of all prompts, in order."""
     prompt_set_sha256: str = ""

@@ -59,6 +59,13 @@ class Verdict(Frozen):
     base_ms: float | None = None
     candidate_ms: float | None = None
     """Of a speed cell: what its work costs in each arm, milliseconds; the detail names it."""
+    device_base_ms: float | None = None
+    device_candidate_ms: float | None = None
+    """Of a speed cell: a step of the model in each arm by the device's clock, milliseconds."""
+    device_estimate: float | None = None
+    device_lower: float | None = None
+    device_upper: float | None = None
+    """Their ratio and its interval, paired as `estimate` is; no state rests on it."""
     next: str = ""
     """Command that reproduces the cell."""
 

@@ -92,6 +92,7 @@ FASTTRACK = {
 FASTTRACK_OUTSIDE = {
     "engine._vllm_evidence": f"{CORE} torch",
     "engine._vllm_timeline": f"{CORE} torch",
+    "engine._vllm_device": f"{CORE} torch",
     "engine._vllm_routing": f"{CORE} torch",
     "engine._vllm_drafter": f"{CORE} numpy",
     "engine._vllm_child": f"{CORE} numpy torch vllm",

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context, is_forward_context_available
-from vllm.models.kimi_k3.nvidia.ops import attn_res
 
 from kimi_k3.intree.capture import Capture
 from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, Moe, Shared
@@ -64,6 +63,10 @@ class Decode:
     ) -> None:
         """`backbone`: vLLM's `KimiLinearModel`; `kept`: experts by layer; `batches`: those that
         vLLM will capture."""
+        # Here, so that this module can be imported before an engine has chosen its platform.
+        from vllm.models.kimi_k3.nvidia.ops import attn_res
+
+        self._last_site = attn_res
         self.backbone = backbone
         config = backbone.config
         self.device = backbone.embed_tokens.weight.device
@@ -160,7 +163,7 @@ class Decode:
             else:
                 delta = module.mlp(x) if steps is not None else x
         last = self.backbone
-        out: Tensor = attn_res(
+        out: Tensor = self._last_site(
             prefix, delta, bank, last.output_attn_res_norm.weight,
             last.output_attn_res_proj.weight.squeeze(0), None, num_blocks=self._blocks,
             block_write_idx=-1, eps=last.output_attn_res_norm.variance_epsilon, output_norm_eps=0.0,

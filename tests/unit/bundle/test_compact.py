@@ -39,7 +39,7 @@ def plain(record: Record) -> Any:
     if isinstance(record, SampleRecord):
         names = ("start_s", "duration_s", "decode_tokens", "prefill_tokens")
         value["steps"] = [tuple(getattr(step, name) for name in names) for step in record.steps]
-        for name in ("emitted", "contexts", "marks"):
+        for name in ("emitted", "contexts", "marks", "device_s"):
             value[name] = list(getattr(record, name))
     elif isinstance(record, PathRecord):
         names = ("step", "path", "reason", "requests", "tokens", "prefill_tokens", "wrote")
@@ -121,6 +121,21 @@ def test_the_writers_form_takes_the_short_way(line: bytes) -> None:
 def test_unusual_samples_read_alike(old: bytes, new: bytes) -> None:
     assert old in SAMPLE
     alike(SAMPLE.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "times",
+    [b"[null,0.25,1]", b"[null,null]", b"[0.5]", b"[true]", b'["1"]', b"[NaN]", b"[1e999]", b"{}",
+     b"null", b"[[1]]", b"[9007199254740993]"],
+)  # fmt: skip
+def test_device_times_read_alike(times: bytes) -> None:
+    assert b'"device_s":[]' in SAMPLE
+    alike(SAMPLE.replace(b'"device_s":[]', b'"device_s":' + times, 1))
+
+
+def test_steps_without_a_time_are_kept() -> None:
+    line = SAMPLE.replace(b'"device_s":[]', b'"device_s":[null,0.25]', 1)
+    assert list(compact._parse(line).device_s) == [None, 0.25]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
