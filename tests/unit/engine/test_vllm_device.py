@@ -59,7 +59,9 @@ def test_each_replay_is_told_once_and_with_its_step() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("runner", [None, SimpleNamespace(), SimpleNamespace(cudagraph_manager=None)])
+@pytest.mark.parametrize(
+    "runner", [None, SimpleNamespace(), SimpleNamespace(cudagraph_manager=None)]
+)
 def test_a_runner_without_graphs_is_not_timed(runner: Any) -> None:
     assert device.Clock(runner, lambda: 0).read() == {}
 

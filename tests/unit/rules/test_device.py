@@ -1,4 +1,4 @@
-"""Protects the device's times beside the wall clock: told only where every step has one, never judged."""
+"""Protects the device's times: told only where every step has one, and never judged."""
 
 from __future__ import annotations
 
