@@ -103,7 +103,8 @@ def _check_complete(bundle: Bundle, planned: set[str]) -> None:
 def decide(bundle: Bundle, records: Sequence[Record], policy: Policy) -> Decision:
     """Verdicts and outcome of the raw records under a policy; raises VER-073 if rules stumble."""
     try:
-        return rules.decide(bundle.claim, bundle.run, records, policy)
+        # As the author wrote it: sentences name targets in that order.
+        return rules.decide(bundle.source_claim, bundle.run, records, policy)
     except Exception as error:  # hostile records; whatever a rule raises, it is not a pass
         raise VerificationFailed(
             "VER-073",

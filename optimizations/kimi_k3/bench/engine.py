@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kimi_k3.intree.layer import Pages
 from kimi_k3.intree.plan import LARGEST, MEASURED, OPS
 from kimi_k3.intree.support import OPTION, TABLE_OPTION
 from kimi_k3.runtime.evidence import WorkerExtension
@@ -49,17 +50,17 @@ def ladder() -> dict[str, dict[Any, int]]:
     sides: dict[str, dict[Any, int]] = {"stock": {}, "noise": {}}
     sides |= {"shipped": dict(LARGEST), "measured": dict(MEASURED)}
     held: dict[Any, int] = {}
-    for op in ("moe", "latent_up", "attn_res", "kda", "exchange", "shared"):
+    for op in ("moe", "latent_up", "attn_res", "kda", "mla", "exchange", "shared"):
         held = held | {op: 64}
         sides["+" + op] = dict(held)
-    for op in ("attn_res", "kda"):
+    for op in ("attn_res", "kda", "mla"):
         sides[op] = {op: 64}
     # The same launches as the last but one, less careful with what is behind them.
     sides["hasty"] = sides["+exchange"]
     return sides
 
 
-UNTIMED = ("noise", "attn_res", "kda", "hasty")
+UNTIMED = ("noise", "attn_res", "kda", "mla", "hasty")
 """Sides that only tell of numerics."""
 
 
@@ -67,15 +68,19 @@ class Worker(WorkerExtension):
     """What vLLM's worker does for the benchmark, by `collective_rpc`."""
 
     _bench_sides: dict[str, Any]
+    _bench_told: dict[int, Any]
+    """By batch, what a captured step was told: buffers that hold the last step's values."""
 
     def bench_capture(self, name: str, largest: dict[str, int] | None) -> list[int]:
         """Capture every graph once more with these ops ours, or keep those there are under `name`;
         the batches that have launches of ours."""
         from vllm.config import set_current_vllm_config
+        from vllm.forward_context import get_forward_context
 
         runner, decode = self.model_runner, self._bench_model().decode
         manager, backbone = runner.cudagraph_manager, self._bench_model().model
         if largest is None:
+            self._bench_told = {}
             self._bench_sides = {name: (manager.graphs, set(decode.capture.captured))}
             return sorted(decode.capture.captured)
         if name == "noise":
@@ -90,12 +95,23 @@ class Worker(WorkerExtension):
             manager.release_graphs()
             decode.capture.choose(largest)
             decode.hasty = name == "hasty"
-            decode.prepare()
+            plain = decode._run
+
+            def run(embedded: Tensor, positions: Tensor, steps: Any, rows: Tensor) -> Tensor:
+                if steps is not None:
+                    told = get_forward_context().slot_mapping
+                    self._bench_told[len(embedded)] = steps, told
+                out: Tensor = plain(embedded, positions, steps, rows)
+                return out
+
+            decode._run = run
+            decode.prepare(decode.widths)
             with set_current_vllm_config(runner.vllm_config):
                 runner.capture_model()
             self._bench_sides[name] = manager.graphs, set(decode.capture.captured)
         finally:
             backbone.__dict__.pop("embed_input_ids", None)
+            decode.__dict__.pop("_run", None)
         return sorted(decode.capture.captured)
 
     def bench_use(self, name: str) -> None:
@@ -226,8 +242,10 @@ class Worker(WorkerExtension):
                     for whole in (False, True):
                         made = [layer.moe(x, rows, whole, whole) for _ in range(SAME)]
                         found[f"moe {name}{' whole' * whole}"] = _compared(made, stock)
-                if layer.kda is not None:
+                if layer.kind == "kda":
                     found |= _kda(layer, x, slots)
+                elif layer.half is not None and batch in self._bench_told:
+                    found |= _mla(layer, x, self._bench_told[batch], config)
                 prefix, delta = normal(), normal()
                 bank = torch.stack([normal() for _ in range(decode._blocks)], dim=1)
                 theirs, _, _ = layer.module._pre_attn_norm(delta, bank.clone(), prefix.clone())
@@ -243,7 +261,7 @@ def _kda(layer: Any, x: Tensor, slots: Tensor) -> dict[str, Any]:
     """A KDA layer and the states it leaves."""
     from vllm import _custom_ops as vllm_ops
 
-    half, attention, batch = layer.kda, layer.module.self_attn, len(x)
+    half, attention, batch = layer.half, layer.module.self_attn, len(x)
     pools, at = half.pools(), slots.long()
     held = [one.clone() for one in pools]
     made: list[list[Tensor]] = []
@@ -254,7 +272,7 @@ def _kda(layer: Any, x: Tensor, slots: Tensor) -> dict[str, Any]:
             one.copy_(copy)
 
     for _ in range(SAME):
-        keep(half(x, slots))
+        keep(half.give(half.attend(x, slots)))
     wide = half.heads * 128
     parts = attention.in_proj_qkvgfab(x)[0].split(
         [3 * wide, wide, 128, half.heads, attention.in_proj_padding], dim=-1
@@ -272,6 +290,25 @@ def _kda(layer: Any, x: Tensor, slots: Tensor) -> dict[str, Any]:
     keep(attention.o_proj(out.view(batch, wide))[0])
     theirs, name = made.pop(), f"kda {layer.module.layer_idx}"
     labels = (name, f"{name} conv", f"{name} state")
+    return {
+        label: _compared(list(mine), stock)
+        for label, mine, stock in zip(labels, zip(*made, strict=True), theirs, strict=True)
+    }
+
+
+def _mla(layer: Any, x: Tensor, told: tuple[Any, Any], config: Any) -> dict[str, Any]:
+    """An MLA layer over the live requests' pages, and the cache rows it leaves."""
+    from vllm.forward_context import set_forward_context
+
+    half, attention, (steps, mapping) = layer.half, layer.module.self_attn, told
+    slots, decode = mapping[layer.prefix][: len(x)], steps[layer.prefix].decode
+    pages = Pages(slots.to(torch.int32), decode.block_table, decode.seq_lens)
+    rows = half.cache().view(-1, half.cache().shape[-1])
+    made = [(half.give(half.attend(x, pages)), rows[slots].clone()) for _ in range(SAME)]
+    positions = (decode.seq_lens - 1).long()
+    with set_forward_context(steps, config, num_tokens=len(x), slot_mapping=mapping):
+        theirs = attention(hidden_states=x, positions=positions), rows[slots].clone()
+    labels = f"mla {layer.module.layer_idx}", f"mla {layer.module.layer_idx} rows"
     return {
         label: _compared(list(mine), stock)
         for label, mine, stock in zip(labels, zip(*made, strict=True), theirs, strict=True)

@@ -19,7 +19,7 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from kimi_k3.intree.capture import Capture
-from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, Moe, Shared
+from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, MlaHalf, Moe, Pages, Shared
 from kimi_k3.intree.plan import LARGEST, Op
 from kimi_k3.intree.ranks import Ranks
 
@@ -40,14 +40,19 @@ class Layer:
             blocks, sources + opens, "restart" if opens else "add", False,
         )  # fmt: skip
         attention = module.self_attn
-        self.kda = KdaHalf(attention) if hasattr(attention, "in_proj_qkvgfab") else None
+        self.kind: Op = "kda" if hasattr(attention, "in_proj_qkvgfab") else "mla"
+        self.half: KdaHalf | MlaHalf | None = None
+        if self.kind == "kda":
+            self.half = KdaHalf(attention)
+        elif MlaHalf.serves(attention):
+            self.half = MlaHalf(attention)
         self.moe = Moe(module.block_sparse_moe, kept, shared) if kept is not None else None
 
     @property
     def prefix(self) -> str:
         """The name under which a step's metadata has this layer's attention."""
         attention = self.module.self_attn
-        return str(attention.prefix if self.kda is not None else attention.layer_name)
+        return str(attention.prefix if self.kind == "kda" else attention.layer_name)
 
 
 class Decode:
@@ -82,9 +87,13 @@ class Decode:
         self.capture = Capture(batches, largest, ranks.size)
         self.executed = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps of ours that the device ran: every graph of ours adds one."""
+        self.widths: Mapping[str, int] = {}
         self.hasty = False
         """For the benchmark: let kernels that are not ours begin before ours ahead of them end."""
         self.extra_bytes = sum(one.nbytes for layer in kept.values() for one in layer)
+        for layer in self._layers:
+            if isinstance(layer.half, MlaHalf):
+                self.extra_bytes += layer.half.extra_bytes
 
     def takes(self, batch: int) -> bool:
         """Whether this forward is ours."""
@@ -119,41 +128,40 @@ class Decode:
     def _run(
         self, embedded: Tensor, positions: Tensor, steps: Mapping[str, Any] | None, rows: Tensor
     ) -> Tensor:
-        """Without metadata of a step, attention that is vLLM's is left out and KDA touches nobody's
-        state: what `prepare` needs."""
+        """Without metadata of a step, attention that is vLLM's is left out and ours touches
+        nobody's caches: what `prepare` needs."""
         batch, hidden = embedded.shape
         ours = self.capture.ours[batch]
         prefix = embedded
         bank = prefix.new_empty(batch, self._blocks, hidden)
         delta: Tensor | None = None
+        where = self._places(steps, batch, ours)
         for layer in self._layers:
             module = layer.module
-            kda = layer.kda is not None and "kda" in ours
+            half = layer.half if layer.kind in ours else None
             moe = layer.moe is not None and "moe" in ours
             if "attn_res" in ours:
-                x = layer.before(prefix, delta, bank, early=kda or self.hasty)
+                early = half is not None or self.hasty
+                x = layer.before(prefix, delta, bank, early)
             else:
                 x, prefix, _ = module._pre_attn_norm(delta, bank, prefix)
-            if layer.kda is not None and kda:
-                if steps is None:
-                    slots = rows.new_zeros(batch)
-                else:
-                    slots = steps[layer.prefix].non_spec_state_indices_tensor[:batch]
+            row = None
+            if half is not None:
+                heads = half.attend(x, where[layer.prefix])
                 if "exchange" in ours:
-                    assert self._ranks.row is not None
-                    layer.kda.send(layer.kda.attend(x, slots), self._ranks.row)
-                    delta = None
+                    row = self._ranks.row
+                    assert row is not None
+                    half.send(heads, row)
                 else:
-                    delta = self._ranks.total(layer.kda(x, slots))
+                    delta = self._ranks.total(half.give(heads))
             elif steps is not None:
                 delta = module.self_attn(hidden_states=x, positions=positions)
             else:
                 delta = x
             if "attn_res" in ours:
                 early = (moe and "shared" in ours) or self.hasty
-                if delta is None:
-                    assert self._ranks.row is not None
-                    x = layer.behind.collect(prefix, self._ranks.row, bank, early)
+                if row is not None:
+                    x = layer.behind.collect(prefix, row, bank, early)
                 else:
                     x = layer.behind(prefix, delta, bank, early)
             else:
@@ -170,11 +178,40 @@ class Decode:
         )  # fmt: skip
         return out
 
+    def _places(
+        self, steps: Mapping[str, Any] | None, batch: int, ours: Collection[Op]
+    ) -> dict[str, Any]:
+        """Where the rows have their caches, for layers whose attention is ours: slots int32 [B] of
+        a KDA layer, `Pages` of an MLA layer; nobody's without metadata. Ahead of the first layer,
+        so that no conversion stands between launches that may overlap."""
+        found: dict[str, Any] = {}
+        narrow: dict[int, Tensor] = {}
+        for layer in self._layers:
+            if layer.half is None or layer.kind not in ours:
+                continue
+            name, kda = layer.prefix, layer.kind == "kda"
+            if steps is None and kda:
+                found[name] = torch.zeros(batch, dtype=torch.int32, device=self.device)
+            elif steps is None:
+                found[name] = Pages.nobodys(batch, self.widths[name], self.device)
+            elif kda:
+                found[name] = steps[name].non_spec_state_indices_tensor[:batch]
+            else:
+                mapping: Any = get_forward_context().slot_mapping
+                wide, told = mapping[name], steps[name].decode
+                # Layers of one group share the mapping: one conversion a step.
+                at = wide.data_ptr()
+                if at not in narrow:
+                    narrow[at] = wide[:batch].to(torch.int32)
+                found[name] = Pages(narrow[at], told.block_table, told.seq_lens)
+        return found
+
     @torch.inference_mode()
-    def prepare(self) -> None:
+    def prepare(self, widths: Mapping[str, int]) -> None:
         """Compile every launch of every batch and make each once, so that nothing is compiled,
         loaded or allocated for good while a graph is captured. Called with caches bound: their
-        pages are part of the code."""
+        pages are part of the code. `widths`: pages a request may have, by layer."""
+        self.widths = widths
         self.capture.captured.clear()
         for _ in range(2 if self._ranks.row else 1):
             # The first time another rank may compile for longer than this one waits.

@@ -21,6 +21,8 @@ from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.gpu import Bound, Kernel
 from kimi_k3.kernels.kda import launch as kda
 from kimi_k3.kernels.kda.form import TAPS, WIDTH, pitch
+from kimi_k3.kernels.mla import form as latent
+from kimi_k3.kernels.mla import launch as mla
 from kimi_k3.kernels.moe import launch as moe
 from kimi_k3.kernels.moe.inbox import inbox
 from kimi_k3.kernels.oproj import launch as oproj
@@ -132,15 +134,34 @@ class MixSite:
         )
 
 
-class KdaHalf:
-    """A KDA layer between its mix sites: two projections and one launch between them. States are
-    read and written in vLLM's pages."""
+class Half:
+    """A layer between its mix sites: a packed projection, attention, the output projection."""
+
+    def __init__(self, attention: Any, into: Tensor) -> None:
+        self.attention = attention
+        self.into, self.out = into, attention.o_proj.weight.data
+
+    def attend(self, x: Tensor, where: Any) -> Tensor:
+        """x [B, D] -> [B, H 128]. `where`: the rows' places in caches."""
+        raise NotImplementedError
+
+    def give(self, heads: Tensor) -> Tensor:
+        """heads [B, H 128] through the output projection -> this rank's share [B, D]."""
+        return linear(heads, self.out)
+
+    def send(self, heads: Tensor, end: End) -> None:
+        """The same, to every rank's mailbox."""
+        kernel = oproj.publish(heads.shape[1], len(heads), end.exchange)
+        run(kernel, x=heads, w=self.out, peers=end.peers, turn=end.turn)
+
+
+class KdaHalf(Half):
+    """A KDA layer. States are read and written in vLLM's pages."""
 
     def __init__(self, attention: Any) -> None:
         """Raises ValueError for weights in another layout than the one there is code for."""
-        self.attention = attention
+        super().__init__(attention, attention.in_proj_qkvgfab.weight.data)
         self.heads: int = attention.local_num_heads
-        self.into, self.out = attention.in_proj_qkvgfab.weight.data, attention.o_proj.weight.data
         if attention.head_dim != WIDTH or len(self.into) != pitch(self.heads):
             raise ValueError(f"a KDA input projection of {list(self.into.shape)}")
         taps = attention.conv1d.weight.data.float().view(-1, TAPS)
@@ -165,17 +186,8 @@ class KdaHalf:
             raise ValueError(f"KDA states must be {wanted}, got {found}")
         return conv, recurrent
 
-    def __call__(self, x: Tensor, slots: Tensor) -> Tensor:
-        """x [B, D], slots int32 [B], 0 for rows without a request -> this rank's share [B, D]."""
-        return linear(self.attend(x, slots), self.out)
-
-    def send(self, heads: Tensor, end: End) -> None:
-        """heads [B, H 128] through this rank's part of the output projection, to every rank."""
-        kernel = oproj.publish(heads.shape[1], len(heads), end.exchange)
-        run(kernel, x=heads, w=self.out, peers=end.peers, turn=end.turn)
-
-    def attend(self, x: Tensor, slots: Tensor) -> Tensor:
-        """Up to the output projection: x [B, D], slots int32 [B] -> [B, H 128]."""
+    def attend(self, x: Tensor, where: Tensor) -> Tensor:
+        """`where`: slots int32 [B], 0 for rows without a request."""
         conv, recurrent = self.pools()
         batch = len(x)
         kernel = kda.paged(
@@ -183,7 +195,92 @@ class KdaHalf:
         )
         y = x.new_empty(batch, self.heads * WIDTH)
         run(kernel, projected=linear(x, self.into), conv=conv[:1], recurrent=recurrent[:1],
-            source=slots, target=slots[None], y=y, **self.fixed)  # fmt: skip
+            source=where, target=where[None], y=y, **self.fixed)  # fmt: skip
+        return y
+
+
+class Pages(NamedTuple):
+    """Where a step's requests have their latents, as vLLM's metadata says it."""
+
+    slots: Tensor
+    """int32 [B]: the cache row each token fills, negative for rows without a request."""
+    table: Tensor
+    """int32 [B, pages]."""
+    seen: Tensor
+    """int32 [B]: tokens of the request, the new one included."""
+
+    @classmethod
+    def nobodys(cls, batch: int, width: int, device: torch.device) -> Pages:
+        """Of rows without requests."""
+        ints = {"dtype": torch.int32, "device": device}
+        return cls(
+            torch.full((batch,), -1, **ints),  # type: ignore[call-overload]
+            torch.zeros(batch, width, **ints),  # type: ignore[call-overload]
+            torch.zeros(batch, **ints),  # type: ignore[call-overload]
+        )
+
+
+class MlaHalf(Half):
+    """An MLA layer: queries and the new cache rows, the core, values and gate. Latents are read and
+    written in vLLM's pages."""
+
+    def __init__(self, attention: Any) -> None:
+        """Raises ValueError for weights in another layout than the one there is code for."""
+        super().__init__(attention, attention.fused_qkv_a_g_proj.weight.data)
+        self.heads: int = attention.num_local_heads
+        if len(self.into) != latent.pitch(self.heads) or attention.rotary_emb is not None:
+            raise ValueError(f"an MLA input projection of {list(self.into.shape)}, or positions")
+        self.fixed = {
+            "query_norm": attention.q_a_layernorm.weight.data,
+            "latent_norm": attention.kv_a_layernorm.weight.data,
+            "query_up": attention.q_b_proj.weight.data,
+            # vLLM has both for a product over [head, in, out]; 3 MB of a layer once more.
+            "key_up": attention.W_UK_T.data.transpose(1, 2).contiguous(),
+            "scale": torch.ones(1, device=self.into.device),
+        }
+        self.value_up = attention.W_UV.data.transpose(1, 2).contiguous()
+
+    @property
+    def extra_bytes(self) -> int:
+        """What exists twice."""
+        return self.fixed["key_up"].nbytes + self.value_up.nbytes
+
+    @staticmethod
+    def serves(attention: Any) -> bool:
+        """Whether there is code for it: latents in BF16, of one rank each."""
+        cached = attention.kv_cache_dtype in ("auto", "bfloat16")
+        return cached and attention.dcp_world_size == 1
+
+    def cache(self) -> Tensor:
+        """[pages, rows of a page, 576] as vLLM has bound it. Raises ValueError for anything but
+        adjacent rows."""
+        found: Tensor = self.attention.kv_cache
+        if found.dtype != torch.bfloat16 or found.shape[2:] != (latent.ROW,):
+            raise ValueError(f"a cache of latents {list(found.shape)}, {found.dtype}")
+        if not found.is_contiguous():
+            raise ValueError(f"pages of latents apart from each other: strides {found.stride()}")
+        return found
+
+    def attend(self, x: Tensor, where: Pages) -> Tensor:
+        """See the class."""
+        cache, batch, heads = self.cache(), len(x), self.heads
+        # Kernels need to know where the first row is; how many there are is no part of the code.
+        first = cache.view(-1, latent.ROW)[:1]
+        projected = linear(x, self.into)
+        query = x.new_empty(batch, heads, latent.ROW)
+        kernel = mla.queries(heads, batch, len(first), False, self.attention.rms_norm_eps)
+        run(kernel, projected=projected, slot=where.slots, cache=first, query=query,
+            **self.fixed)  # fmt: skip
+        page, width = cache.shape[1], where.table.shape[1]
+        core = mla.core(heads, batch, 1, len(first), page, width, False)
+        parts = core.form.splits, batch, heads
+        partial = x.new_empty(*parts, latent.LATENT, dtype=torch.float32)
+        lse = x.new_empty(parts, dtype=torch.float32)
+        run(core, query=query, cache=first, table=where.table, seen=where.seen[None],
+            scale=self.fixed["scale"], partial=partial, lse=lse)  # fmt: skip
+        y = x.new_empty(batch, heads * latent.VALUE)
+        run(mla.values(heads, batch, parts[0]), projected=projected, partial=partial, lse=lse,
+            value_up=self.value_up, y=y)  # fmt: skip
         return y
 
 

@@ -7,7 +7,7 @@ vLLM's. Imported by vLLM when a checkpoint names the architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -84,10 +84,10 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         self.recorder.extra_bytes = self.decode.extra_bytes
         self.recorder.executed = self.decode.executed
 
-    def prepare(self) -> None:
-        """Called whenever vLLM has bound caches."""
+    def prepare(self, widths: Mapping[str, int]) -> None:
+        """Called whenever vLLM has bound caches. `widths`: pages a request may have, by layer."""
         if self.decode is not None:
-            self.decode.prepare()
+            self.decode.prepare(widths)
 
     def note(self, facts: StepFacts, graph: int | None) -> None:
         """Record one step; `graph`: the batch of the full graph that runs it. Raises

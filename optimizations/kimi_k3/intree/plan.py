@@ -25,29 +25,29 @@ from kimi_k3.runtime.plan import (
     Switch,
 )
 
-Op = Literal["attn_res", "kda", "exchange", "moe", "shared", "latent_up"]
+Op = Literal["attn_res", "kda", "mla", "exchange", "moe", "shared", "latent_up"]
 OPS: tuple[Op, ...] = get_args(Op)
-"""attn_res: mix sites. kda: a KDA layer from its input to its output projection. moe: router,
-latent down-projection, choice, routed experts and their sum. shared: the shared experts. latent_up:
-the way back from the latent space; these two only where `moe` is. exchange: the sum over ranks
-behind a KDA layer, through mailboxes into the mix site, so only where `kda` and `attn_res` are and
+"""attn_res: mix sites. kda, mla: a layer of that kind from its input to its output projection. moe:
+router, latent down-projection, choice, routed experts and their sum. shared: the shared experts.
+latent_up: the way back from the latent space; these two only where `moe` is. exchange: sums over
+ranks behind attention of ours, through mailboxes into the mix site, so only where `attn_res` is and
 there are ranks to sum over; vLLM's all-reduce makes all other sums."""
 
 _NEEDS: Mapping[Op, frozenset[Op]] = {
     "shared": frozenset({"moe"}),
     "latent_up": frozenset({"moe"}),
-    "exchange": frozenset({"kda", "attn_res"}),
+    "exchange": frozenset({"attn_res"}),
 }
 
 LARGEST_BATCH = 64
 """Of any launch of ours."""
 LARGEST: Mapping[Op, int] = {
-    "attn_res": 64, "kda": 64, "exchange": 0, "moe": 0, "shared": 0, "latent_up": 0,
+    "attn_res": 64, "kda": 64, "mla": 0, "exchange": 0, "moe": 0, "shared": 0, "latent_up": 0,
 }  # fmt: skip
-"""Largest batch at which an op is ours; 0: never. MLA, the dense layer and the final site are
+"""Largest batch at which an op is ours; 0: never. The dense layer and the final site are
 vLLM's. `moe`, and what needs it, waits until its bits were seen stable inside vLLM."""
 MEASURED: Mapping[Op, int] = {
-    "attn_res": 64, "kda": 64, "exchange": 64, "moe": 32, "shared": 4, "latent_up": 8,
+    "attn_res": 64, "kda": 64, "mla": 64, "exchange": 64, "moe": 32, "shared": 4, "latent_up": 8,
 }  # fmt: skip
 """The same by time alone: up to these batches an op was faster than vLLM's, or as fast, where both
 were measured inside the engine (`bench/RESULTS.md`, "In vLLM")."""

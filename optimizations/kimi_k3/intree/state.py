@@ -28,7 +28,9 @@ class ModelState(KimiK3ModelState):
         """After caches are bound, and before graphs are captured: once for profiling, once for
         good."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
-        self.language_model.prepare()
+        groups = zip(kv_cache_config.kv_cache_groups, block_tables.input_block_tables, strict=True)
+        widths = {name: table.shape[1] for group, table in groups for name in group.layer_names}
+        self.language_model.prepare(widths)
 
     def preprocess_state(self, input_batch: Any, *arguments: Any, **named: Any) -> None:
         """vLLM calls this for steps that have requests, and for no others."""

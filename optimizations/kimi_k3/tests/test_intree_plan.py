@@ -29,7 +29,7 @@ ON = {"fasttrack_decode": "latency_specialized"}
 
 def test_an_op_is_ours_up_to_its_batch() -> None:
     largest: Any = {"attn_res": 64, "kda": 32, "moe": 8, "shared": 4, "latent_up": 64}
-    assert plan.ours(1, largest) == set(plan.OPS) - {"exchange"}
+    assert plan.ours(1, largest) == set(plan.OPS) - {"mla", "exchange"}
     assert plan.ours(8, largest) == {"attn_res", "kda", "moe", "latent_up"}
     assert plan.ours(33, largest) == {"attn_res"}
     assert plan.ours(65, largest) == plan.ours(0, largest) == frozenset()
@@ -42,7 +42,7 @@ def test_the_experts_way_back_is_not_ours_without_the_experts() -> None:
 def test_mailboxes_are_for_several_ranks_between_two_parts_of_ours() -> None:
     largest: Any = {"attn_res": 64, "kda": 8, "exchange": 16}
     assert plan.ours(8, largest, ranks=2) == {"attn_res", "kda", "exchange"}
-    assert plan.ours(16, largest, ranks=2) == {"attn_res"}
+    assert plan.ours(16, largest, ranks=2) == {"attn_res", "exchange"}
     assert plan.ours(8, largest) == {"attn_res", "kda"}
     assert plan.ours(8, {**largest, "attn_res": 0}, ranks=2) == {"kda"}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.engine
@@ -51,7 +52,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Any:
     made._step = None
     made.language_model = SimpleNamespace(
         note=lambda facts, graph: notes.append((facts.decode_rows, graph)),
-        prepare=lambda: calls.append("prepared"),
+        prepare=lambda widths: calls.append(widths),
     )
     return SimpleNamespace(state=made, calls=calls, notes=notes)
 
@@ -84,5 +85,10 @@ def test_dummy_runs_and_captures_are_not_noted(hooked: Any) -> None:
 
 
 def test_launches_are_prepared_once_caches_are_bound(hooked: Any) -> None:
-    hooked.state.initialize_kv_cache("config", "tables")
-    assert hooked.calls == [("initialize_kv_cache", 2, []), "prepared"]
+    groups = [SimpleNamespace(layer_names=names) for names in (["a", "b"], ["c"])]
+    tables = [torch.zeros(4, width, dtype=torch.int32) for width in (3, 7)]
+    hooked.state.initialize_kv_cache(
+        SimpleNamespace(kv_cache_groups=groups), SimpleNamespace(input_block_tables=tables)
+    )
+    widths = {"a": 3, "b": 3, "c": 7}
+    assert hooked.calls == [("initialize_kv_cache", 2, []), widths]
