@@ -265,6 +265,8 @@ class Backend:
         self._engine.step = watched
         try:
             self.generate(asked, None)
+        except Exception as error:  # an operator of the engine's that cannot be watched
+            return {"experts": experts, "problem": f"{type(error).__name__}: {error}"[:300]}
         finally:
             self._engine.step = step
         return {
@@ -344,9 +346,11 @@ class Backend:
         return tuple(found[name].answer() for name in names), steps, emitted
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Abort requests, and run out what is in flight."""
+        """Abort requests, and run out what is in flight: an engine that schedules ahead holds a batch
+        of requests that it has forgotten."""
         self._engine.abort_request(list(names))
-        while self._engine.has_unfinished_requests():
+        core = self._engine.engine_core.engine_core
+        while self._engine.has_unfinished_requests() or getattr(core, "batch_queue", None):
             self._engine.step()
 
     def inspect(self) -> dict[str, Any]:
