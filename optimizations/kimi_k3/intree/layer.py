@@ -11,7 +11,7 @@ B rows, D hidden. Called while a graph is captured: every launch binds the addre
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -284,58 +284,93 @@ class MlaHalf(Half):
         return y
 
 
+class Chosen(NamedTuple):
+    """What leads into the experts of B rows."""
+
+    ids: Tensor
+    """int32 [B, K]."""
+    gains: Tensor
+    """FP32 [B, K]."""
+    z: Tensor
+    """[B, L]: rows in the latent space."""
+    active: Tensor | None
+    """[B, S]: shared experts between their two maps, where these are ours."""
+
+
 class Moe:
-    """The latent MoE of a layer. Router and latent down-projection of vLLM become views of one
-    matrix, so that one launch reads both and no weight exists twice."""
+    """The latent MoE of a layer. Router, latent down-projection and the shared experts' first map
+    of vLLM become views of one matrix, so that one launch reads them and no weight exists twice."""
 
     def __init__(self, module: Any, kept: Kept, shared: Shared) -> None:
         self.module, self.kept, self.shared = module, kept, shared
         gate, down = module.gate, module.routed_expert_down_proj
-        self.into = torch.cat((gate.weight.data, down.weight.data))
-        gate.weight.data, down.weight.data = self.into.split((len(gate.weight), len(down.weight)))
+        owners = (gate, down, module.shared_experts.gate_up_proj)
+        self.into = torch.cat([one.weight.data for one in owners])
+        views = self.into.split([len(one.weight) for one in owners])
+        for owner, view in zip(owners, views, strict=True):
+            owner.weight.data = view
+        self.width = len(views[-1]) // 2
         self.bias = gate.e_score_correction_bias.data
         self.norm = module.routed_expert_norm
         self.up = module.routed_expert_up_proj.weight.data
 
     def __call__(self, x: Tensor, rows: Tensor, shared_ours: bool, up_ours: bool) -> Tensor:
         """x [B, D], rows int32 [1], how many of B have a request -> [B, D], summed over ranks."""
-        experts: Callable[[Tensor], Tensor] = self.module.shared_experts
-        ranks = self.shared.ranks
-
-        def beside() -> Tensor:
-            return self.shared_experts(x) if shared_ours else experts(x)
+        ranks, experts = self.shared.ranks, self.module.shared_experts
 
         def up(latent: Tensor) -> Tensor:
             normed = self.norm(latent)
             return linear(normed, self.up) if up_ours else torch.mm(normed, self.up.t())
 
+        def behind(latent: Tensor) -> Tensor:
+            return up(latent) if ranks.size == 1 else latent
+
+        if shared_ours:
+            # Ahead of the fork: both sides go on with what it makes.
+            chosen = self.choose(x, rows, shared=True)
+            made, other = self.shared.both(
+                lambda: behind(self.summed(chosen)),
+                lambda: linear(cast(Tensor, chosen.active), experts.down_proj.weight),
+            )
+        else:
+            made, other = self.shared.both(lambda: behind(self.routed(x, rows)), lambda: experts(x))
         if ranks.size == 1:
-            made, other = self.shared.both(lambda: up(self.routed(x, rows)), beside)
             return other.add_(made)
-        latent, other = ranks.totals(*self.shared.both(lambda: self.routed(x, rows), beside))
+        latent, other = ranks.totals(made, other)
         return other.add_(up(latent))
 
     def routed(self, x: Tensor, rows: Tensor) -> Tensor:
         """This rank's share of the routed experts' sum [B, L], before its norm."""
-        batch, end, kept = len(x), self.shared.front, self.kept
-        count, latent = self.shared.experts, self.shared.latent
+        return self.summed(self.choose(x, rows, shared=False))
+
+    def choose(self, x: Tensor, rows: Tensor, shared: bool) -> Chosen:
+        """Router, latent down-projection and choice; `shared`: and the shared experts' first map
+        and what is between it and their second."""
+        batch, end, width = len(x), self.shared.front, self.width if shared else 0
+        shape = self.shared.experts, self.shared.latent, batch, end.exchange
         ids = rows.new_empty(batch, moe.TOP_K)
-        gains = torch.empty_like(ids, dtype=torch.float32)
-        z, y = x.new_empty(batch, latent), x.new_empty(batch, latent)
-        front = moe.publish_front(x.shape[1], count, latent, batch, end.exchange)
-        run(front, x=x, w=self.into, peers=end.peers, turn=end.turn)
-        run(moe.route(count, latent, batch, end.exchange), mailbox=end.mailbox, turn=end.turn,
-            bias=self.bias, rows=rows, ids=ids, gains=gains, z=z)  # fmt: skip
-        slots = gains.new_empty(batch, moe.TOP_K, latent)
+        found = Chosen(
+            ids,
+            torch.empty_like(ids, dtype=torch.float32),
+            x.new_empty(batch, self.shared.latent),
+            x.new_empty(batch, width) if shared else None,
+        )
+        both: dict[str, Tensor] = {"gate_up": x.new_empty(batch, 2 * width)} if shared else {}
+        front = moe.publish_front(x.shape[1], *shape, shared=width)
+        weights = self.into[: len(self.into) - 2 * (self.width - width)]
+        run(front, x=x, w=weights, peers=end.peers, turn=end.turn, **both)
+        if found.active is not None:
+            both["active"] = found.active
+        run(moe.route(*shape, shared=width), mailbox=end.mailbox, turn=end.turn, bias=self.bias,
+            rows=rows, ids=ids, gains=found.gains, z=found.z, **both)  # fmt: skip
+        return found
+
+    def summed(self, chosen: Chosen) -> Tensor:
+        """The chosen experts' sum [B, L]."""
+        ids, gains, z, _ = chosen
+        batch, count, kept = len(z), self.shared.experts, self.kept
+        slots, y = gains.new_empty(batch, moe.TOP_K, z.shape[1]), torch.empty_like(z)
         run(moe.experts(batch, count), z=z, ids=ids, gains=gains, w13=kept.w13, s13=kept.s13,
             w2=kept.w2, s2=kept.s2, slots=slots, inbox=self.shared.inbox(batch))  # fmt: skip
         run(moe.finalize(batch, count), slots=slots, ids=ids, y=y)
         return y
-
-    def shared_experts(self, x: Tensor) -> Tensor:
-        """Both shared experts [B, D], vLLM's weights."""
-        module = self.module.shared_experts
-        gate_up = linear(x, module.gate_up_proj.weight)
-        active = x.new_empty(len(x), gate_up.shape[1] // 2)
-        run(moe.activate(*active.shape), gate_up=gate_up, y=active)
-        return linear(active, module.down_proj.weight)

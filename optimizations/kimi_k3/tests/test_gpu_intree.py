@@ -107,11 +107,24 @@ def test_rows_without_a_request_have_no_experts(moe: Moe) -> None:
     assert not routed[2:].any() and bool(routed[:2].any(1).all())
 
 
-def test_router_and_down_projection_are_read_where_the_engine_has_them(moe: Moe) -> None:
-    gate, down = moe.module.gate.weight, moe.module.routed_expert_down_proj.weight
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_shared_experts_in_the_routers_launch_are_the_engines(moe: Moe, batch: int) -> None:
+    x = _norm(torch.randn(batch, HIDDEN, device="cuda"))
+    rows = torch.full((1,), batch, dtype=torch.int32, device="cuda")
+    mine, theirs = (moe(x, rows, shared, False).float() for shared in (True, False))
+    assert float((mine - theirs).norm() / theirs.norm()) < 5e-3
+
+
+def test_first_maps_are_read_where_the_engine_has_them(moe: Moe) -> None:
+    module = moe.module
+    gate, down, first = (
+        one.weight
+        for one in (module.gate, module.routed_expert_down_proj, module.shared_experts.gate_up_proj)
+    )
     assert gate.data_ptr() == moe.into.data_ptr()
     assert down.data_ptr() == moe.into[EXPERTS:].data_ptr()
-    assert gate.is_contiguous() and down.is_contiguous()
+    assert first.data_ptr() == moe.into[EXPERTS + LATENT :].data_ptr()
+    assert gate.is_contiguous() and down.is_contiguous() and first.is_contiguous()
 
 
 def test_a_mix_site_has_the_same_bits_whether_or_not_others_may_begin_early() -> None:
