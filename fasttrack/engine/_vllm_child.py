@@ -346,8 +346,10 @@ class Backend:
         return tuple(found[name].answer() for name in names), steps, emitted
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Abort requests, and run out what is in flight: an engine that schedules ahead holds a batch
-        of requests that it has forgotten."""
+        """Abort requests, and run out what is in flight.
+
+        An engine that schedules ahead holds a batch of requests that it has forgotten.
+        """
         self._engine.abort_request(list(names))
         core = self._engine.engine_core.engine_core
         while self._engine.has_unfinished_requests() or getattr(core, "batch_queue", None):
