@@ -123,19 +123,22 @@ def in_turn(programs: Programs) -> None:
             launch()
 
 
-def late(programs: Programs, delays_s: Sequence[float]) -> None:
+def late(programs: Programs, delays_s: Sequence[float], ahead: int | None = None) -> None:
     """The same, rank i `delays_s[i]` late with every step (numbers from the first again where they
     are too few). Only the first does not wait for the others' launches, but in its kernels: were
-    all to wait there, on one GPU they could leave no room for the one they wait for."""
+    all to wait there, on one GPU they could leave no room for the one they wait for. For the same
+    reason it takes no more than `ahead` steps by itself; the others follow in turn."""
     delays = [delays_s[rank % len(delays_s)] for rank in range(len(programs))]
     order = sorted(range(len(programs)), key=delays.__getitem__)
     main, early = torch.cuda.current_stream(), torch.cuda.Stream()
     early.wait_stream(main)
     with torch.cuda.stream(early):
-        for launch in programs[order[0]]:
+        for launch in programs[order[0]][:ahead]:
             launch()
-    for step in zip(*programs, strict=True):
+    for step in zip(*(program[:ahead] for program in programs), strict=True):
         for before, rank in pairwise(order):
             time.sleep(delays[rank] - delays[before])
             step[rank]()
     main.wait_stream(early)
+    if ahead is not None:
+        in_turn([program[ahead:] for program in programs])

@@ -42,15 +42,16 @@ _ends: dict[int, Any] = {}
 
 
 class FrontCase(GpuCase):
-    """x [B, D] to latent numbers z [B, L], per row a weight for every expert, mostly 0, and the
-    shared experts' hidden numbers [B, S]."""
+    """x [B, D] to latent numbers z [B, L], the K experts of each row, lowest number first, with
+    their weights, and the shared experts' hidden numbers [B, S]."""
 
     op = "moe_front"
     ranks = 2
     """Of delays: every other rank is as late as the first or the second."""
     outputs = {  # noqa: RUF012 - part of the protocol, never changed
         "z": ("row", "column"),
-        "gains": ("row", "expert"),
+        "experts": ("row", "place"),
+        "gains": ("row", "place"),
         "active": ("row", "column"),
     }
     input_rows = {"x": 0, "owned": 0}  # noqa: RUF012
@@ -111,8 +112,7 @@ class FrontCase(GpuCase):
         active = common.kept(situ(gate.to(dtype), up.to(dtype), BETA, LINEAR_BETA), dtype)
         logits = _logits(x, inputs["router"], dtype)
         chosen = route(logits, inputs["bias"].to(dtype), TOP_K, 1.0)
-        gains = torch.zeros_like(logits).scatter_(1, chosen.ids, chosen.weights)
-        made = {"z": z, "gains": gains, "active": active}
+        made = {"z": z, "active": active, **_by_number(chosen.ids, chosen.weights)}
         return {name: torch.where(live, one, 0.0).to(one.dtype) for name, one in made.items()}
 
     def candidate(self, inputs: Tensors) -> Tensors:
@@ -135,6 +135,9 @@ class FrontCase(GpuCase):
         exchange = launch.front_exchange(EXPERTS, LATENT, ranks, CAPACITY)
         if ranks not in _ends:
             _ends[ranks] = loop_back(exchange)
+        # An engine has padding behind its rows, so they go there and come back.
+        order = inputs["owned"].argsort(descending=True, stable=True)
+        back = order.argsort()
         x = -inputs["x"]
         rows = inputs["owned"].sum(dtype=torch.int32).view(1)
         z = x.new_empty(ranks, batch, LATENT)
@@ -164,13 +167,14 @@ class FrontCase(GpuCase):
             programs.append(program)
         for number in range(_EXCHANGES):
             if number == _EXCHANGES - 1:
-                x.copy_(inputs["x"])
+                x.copy_(inputs["x"][order])
             meet(programs)
         live = inputs["owned"][:, None] > 0
+        made = {"z": _agreed(z), **_by_number(_agreed(ids), _agreed(gains))}
+        hidden = torch.cat(list(active), 1)[back]
         return {
-            "z": _agreed(z),
-            "gains": _spread(_agreed(ids), _agreed(gains)),
-            "active": torch.where(live, torch.cat(list(active), 1), 0.0).to(x.dtype),
+            **{name: one[back] for name, one in made.items()},
+            "active": torch.where(live, hidden, 0.0).to(x.dtype),
         }
 
     def work(self, regime: Regime) -> dict[str, float]:
@@ -199,10 +203,12 @@ def _agreed(ranks: Tensor) -> Tensor:
     return torch.where(whole, ranks[0], NAN if ranks.is_floating_point() else -2).to(ranks.dtype)
 
 
-def _spread(ids: Tensor, gains: Tensor) -> Tensor:
-    """By expert: what is chosen twice counts twice, rows without experts are zero."""
-    wide = gains.new_zeros(len(ids), EXPERTS)
-    return wide.scatter_add_(1, ids.clamp(min=0).long(), torch.where(ids >= 0, gains, 0.0))
+def _by_number(ids: Tensor, gains: Tensor) -> Tensors:
+    """Experts and their weights by number; of a row without experts, 0."""
+    numbers, order = ids.sort(1)
+    there = numbers >= 0
+    sorted_ = torch.where(there, gains.gather(1, order), 0.0).to(gains.dtype)
+    return {"experts": torch.where(there, numbers, 0).float(), "gains": sorted_}
 
 
 def _without_last(down: Tensor) -> Tensor:

@@ -133,7 +133,9 @@ class Projection:
                 cute.arch.mbarrier_wait(full + slot, (chunk // form.ring) % 2)
                 box = slot * form.boxes + warp // 2
                 self._multiply(acc, w_ring, x_ring, box, warp % 2, thread % prim.WARP)
-                prim.leave(empty + slot, thread % prim.WARP)
+                if cutlass.const_expr(form.ring < form.chunks):  # noqa: SIM102 - or there is no code
+                    if chunk < form.chunks - form.ring:  # nobody fills the last ones again
+                        prim.leave(empty + slot, thread % prim.WARP)
                 if cutlass.const_expr(self.fresh):
                     for n in cutlass.range_constexpr(columns):
                         for m in cutlass.range_constexpr(form.tiles):
