@@ -48,14 +48,6 @@ PLANTS: dict[str, Sequence[Edit]] = {
             "read = seen",
         )
     ],
-    # Products begin before the stage's bytes have come.
-    "stage_without_wait": [
-        Edit(
-            _EXPERTS,
-            "        cute.arch.mbarrier_wait(full + slot, (number // self.routed.stages) % 2)\n",
-            "",
-        )
-    ],
     # What this kernel had until 2026-11-30: a stage may be filled while its last loads are on
     # their way.
     "stage_left_without_fence": [

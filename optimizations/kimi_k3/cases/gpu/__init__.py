@@ -30,7 +30,7 @@ LEFT_OUT = {
     ),
     "experts": (
         "experts=64/padding=0/batch=[1234589]", "experts=64/padding=0/batch=1[67]",
-        "experts=64/padding=0/batch=3[23]", "experts=24/*/batch=64", "*/padding=2/batch=3",
+        "experts=64/padding=0/batch=3[23]", "experts=24/*/batch=[36][34]", "*/padding=2/batch=3",
         "*/padding=2/batch=64",
     ),
     "moe_tail": (
