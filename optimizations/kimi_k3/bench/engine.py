@@ -50,13 +50,13 @@ def ladder() -> dict[str, dict[Any, int]]:
     sides: dict[str, dict[Any, int]] = {"stock": {}, "noise": {}}
     sides |= {"shipped": dict(LARGEST), "measured": dict(MEASURED)}
     held: dict[Any, int] = {}
-    for op in ("moe", "latent_up", "attn_res", "kda", "mla", "exchange", "shared"):
+    for op in ("moe", "latent_up", "attn_res", "kda", "mla", "exchange", "shared", "tail"):
         held = held | {op: 64}
         sides["+" + op] = dict(held)
     for op in ("attn_res", "kda", "mla"):
         sides[op] = {op: 64}
     # The same launches as the last but one, less careful with what is behind them.
-    sides["hasty"] = sides["+exchange"]
+    sides["hasty"] = sides["+shared"]
     return sides
 
 

@@ -21,7 +21,8 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 from kimi_k3.intree.capture import Capture
 from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, MlaHalf, Moe, Pages, Shared
 from kimi_k3.intree.plan import LARGEST, Op
-from kimi_k3.intree.ranks import Ranks
+from kimi_k3.intree.ranks import Mailboxes, Ranks
+from kimi_k3.kernels.oproj.mailbox import End
 
 
 class Layer:
@@ -94,6 +95,8 @@ class Decode:
         for layer in self._layers:
             if isinstance(layer.half, MlaHalf):
                 self.extra_bytes += layer.half.extra_bytes
+            if layer.moe is not None:
+                self.extra_bytes += layer.moe.extra_bytes
 
     def takes(self, batch: int) -> bool:
         """Whether this forward is ours."""
@@ -135,6 +138,7 @@ class Decode:
         prefix = embedded
         bank = prefix.new_empty(batch, self._blocks, hidden)
         delta: Tensor | None = None
+        columns: End | None = None
         where = self._places(steps, batch, ours)
         for layer in self._layers:
             module = layer.module
@@ -142,15 +146,17 @@ class Decode:
             moe = layer.moe is not None and "moe" in ours
             if "attn_res" in ours:
                 early = half is not None or self.hasty
-                x = layer.before(prefix, delta, bank, early)
+                if columns is not None:
+                    x = layer.before.collect_columns(prefix, columns, bank, early)
+                else:
+                    x = layer.before(prefix, delta, bank, early)
             else:
                 x, prefix, _ = module._pre_attn_norm(delta, bank, prefix)
-            row = None
+            row: End | None = None
             if half is not None:
                 heads = half.attend(x, where[layer.prefix])
                 if "exchange" in ours:
-                    row = self._ranks.row
-                    assert row is not None
+                    row = self._boxes.row
                     half.send(heads, row)
                 else:
                     delta = self._ranks.total(half.give(heads))
@@ -166,7 +172,11 @@ class Decode:
                     x = layer.behind(prefix, delta, bank, early)
             else:
                 x, prefix, _ = module._post_attn_norm(delta, bank, prefix)
-            if layer.moe is not None and moe:
+            columns = None
+            if layer.moe is not None and moe and "tail" in ours and layer is not self._layers[-1]:
+                columns = self._boxes.columns
+                layer.moe.send(x, rows)
+            elif layer.moe is not None and moe:
                 delta = layer.moe(x, rows, "shared" in ours, "latent_up" in ours)
             else:
                 delta = module.mlp(x) if steps is not None else x
@@ -206,6 +216,12 @@ class Decode:
                 found[name] = Pages(narrow[at], told.block_table, told.seq_lens)
         return found
 
+    @property
+    def _boxes(self) -> Mailboxes:
+        """There whenever the table has an op that needs them."""
+        assert self._ranks.boxes is not None
+        return self._ranks.boxes
+
     @torch.inference_mode()
     def prepare(self, widths: Mapping[str, int]) -> None:
         """Compile every launch of every batch and make each once, so that nothing is compiled,
@@ -213,7 +229,7 @@ class Decode:
         pages are part of the code. `widths`: pages a request may have, by layer."""
         self.widths = widths
         self.capture.captured.clear()
-        for _ in range(2 if self._ranks.row else 1):
+        for _ in range(2 if self._ranks.size > 1 else 1):
             # The first time another rank may compile for longer than this one waits.
             self._ranks.restart()
             for batch in self.capture.ours:
@@ -236,5 +252,4 @@ class Decode:
     def check(self) -> None:
         """Wait for the device; raises `PeerLostError` if a launch waited in vain."""
         self._shared.front.check()
-        if self._ranks.row is not None:
-            self._ranks.row.check()
+        self._ranks.wait()

@@ -65,7 +65,7 @@ class Shared:
         self, experts: int, latent: int, device: torch.device, ranks: Ranks | None = None
     ) -> None:
         self.experts, self.latent, self.device = experts, latent, device
-        self.ranks = ranks or Ranks(1, lambda share: share)
+        self.ranks = ranks or Ranks(1)
         exchange = moe.front_exchange(experts, latent, 1, CAPACITY)
         self.front: End = loop_back(exchange, str(device))[0]
         self.side = torch.cuda.Stream(device)
@@ -123,6 +123,14 @@ class MixSite:
         """The same with the ranks' shares in `end` for a delta."""
         y = torch.empty_like(prefix)
         kernel = oproj.collect(self._site(prefix, early), end.exchange)
+        run(kernel, prefix=prefix, mailbox=end.mailbox, turn=end.turn, bank=bank, score=self.score,
+            gain=self.gain, y=y)  # fmt: skip
+        return y
+
+    def collect_columns(self, prefix: Tensor, end: End, bank: Tensor, early: bool) -> Tensor:
+        """The same with finished columns of every rank."""
+        y = torch.empty_like(prefix)
+        kernel = moe.collect_row(self._site(prefix, early), end.exchange)
         run(kernel, prefix=prefix, mailbox=end.mailbox, turn=end.turn, bank=bank, score=self.score,
             gain=self.gain, y=y)  # fmt: skip
         return y
@@ -313,6 +321,17 @@ class Moe:
         self.bias = gate.e_score_correction_bias.data
         self.norm = module.routed_expert_norm
         self.up = module.routed_expert_up_proj.weight.data
+        ranks = shared.ranks
+        self.gain = self.norm.weight.data.float() if ranks.boxes else None
+        self.share = self.into
+        """What this rank multiplies where the ranks share the work."""
+        if ranks.boxes and ranks.size > 1:
+            self.share = torch.cat((*map(ranks.part, views[:2]), views[2]))
+
+    @property
+    def extra_bytes(self) -> int:
+        """What exists twice, but for the experts."""
+        return 0 if self.share is self.into else self.share.nbytes
 
     def __call__(self, x: Tensor, rows: Tensor, shared_ours: bool, up_ours: bool) -> Tensor:
         """x [B, D], rows int32 [1], how many of B have a request -> [B, D], summed over ranks."""
@@ -343,21 +362,45 @@ class Moe:
         """This rank's share of the routed experts' sum [B, L], before its norm."""
         return self.summed(self.choose(x, rows, shared=False))
 
+    def send(self, x: Tensor, rows: Tensor) -> None:
+        """The same as a call, shared with the other ranks, and the result in their mailboxes: the
+        next mix site takes it. The shared experts' second map comes first, so that its weights
+        arrive while experts are chosen."""
+        boxes, experts, batch = self.shared.ranks.boxes, self.module.shared_experts, len(x)
+        assert boxes is not None and self.gain is not None
+        chosen = self._choose(x, rows, boxes.front, self.share, self.width)
+        kernel = moe.publish_shares(self.width, batch, boxes.shares.exchange)
+        run(kernel, x=cast(Tensor, chosen.active), w=experts.down_proj.weight,
+            peers=boxes.shares.peers, turn=boxes.shares.turn)  # fmt: skip
+        slots, y = self._slots(chosen), torch.empty_like(chosen.z)
+        run(moe.publish_latent(batch, boxes.latent.exchange, self.shared.experts), slots=slots,
+            ids=chosen.ids, peers=boxes.latent.peers, turn=boxes.latent.turn)  # fmt: skip
+        norm = moe.norm_latent(batch, boxes.latent.exchange, self.norm.variance_epsilon)
+        run(norm, mailbox=boxes.latent.mailbox, turn=boxes.latent.turn, gain=self.gain, y=y)
+        up = self.shared.ranks.part(self.up)
+        run(moe.publish_row(y.shape[1], batch, boxes.columns.exchange), x=y, w=up,
+            peers=boxes.columns.peers, turn=boxes.columns.turn, shares=boxes.shares.mailbox,
+            shares_turn=boxes.shares.turn)  # fmt: skip
+
     def choose(self, x: Tensor, rows: Tensor, shared: bool) -> Chosen:
         """Router, latent down-projection and choice; `shared`: and the shared experts' first map
         and what is between it and their second."""
-        batch, end, width = len(x), self.shared.front, self.width if shared else 0
+        width = self.width if shared else 0
+        weights = self.into[: len(self.into) - 2 * (self.width - width)]
+        return self._choose(x, rows, self.shared.front, weights, width)
+
+    def _choose(self, x: Tensor, rows: Tensor, end: End, weights: Tensor, width: int) -> Chosen:
+        batch = len(x)
         shape = self.shared.experts, self.shared.latent, batch, end.exchange
         ids = rows.new_empty(batch, moe.TOP_K)
         found = Chosen(
             ids,
             torch.empty_like(ids, dtype=torch.float32),
             x.new_empty(batch, self.shared.latent),
-            x.new_empty(batch, width) if shared else None,
+            x.new_empty(batch, width) if width else None,
         )
-        both: dict[str, Tensor] = {"gate_up": x.new_empty(batch, 2 * width)} if shared else {}
+        both: dict[str, Tensor] = {"gate_up": x.new_empty(batch, 2 * width)} if width else {}
         front = moe.publish_front(x.shape[1], *shape, shared=width)
-        weights = self.into[: len(self.into) - 2 * (self.width - width)]
         run(front, x=x, w=weights, peers=end.peers, turn=end.turn, **both)
         if found.active is not None:
             both["active"] = found.active
@@ -367,10 +410,16 @@ class Moe:
 
     def summed(self, chosen: Chosen) -> Tensor:
         """The chosen experts' sum [B, L]."""
-        ids, gains, z, _ = chosen
-        batch, count, kept = len(z), self.shared.experts, self.kept
-        slots, y = gains.new_empty(batch, moe.TOP_K, z.shape[1]), torch.empty_like(z)
-        run(moe.experts(batch, count), z=z, ids=ids, gains=gains, w13=kept.w13, s13=kept.s13,
-            w2=kept.w2, s2=kept.s2, slots=slots, inbox=self.shared.inbox(batch))  # fmt: skip
-        run(moe.finalize(batch, count), slots=slots, ids=ids, y=y)
+        slots, y = self._slots(chosen), torch.empty_like(chosen.z)
+        run(moe.finalize(len(y), self.shared.experts), slots=slots, ids=chosen.ids, y=y)
         return y
+
+    def _slots(self, chosen: Chosen) -> Tensor:
+        """The chosen experts' outputs [B, K, L]."""
+        ids, gains, z, _ = chosen
+        batch, kept = len(z), self.kept
+        slots = gains.new_empty(batch, moe.TOP_K, z.shape[1])
+        run(moe.experts(batch, self.shared.experts), z=z, ids=ids, gains=gains, w13=kept.w13,
+            s13=kept.s13, w2=kept.w2, s2=kept.s2, slots=slots,
+            inbox=self.shared.inbox(batch))  # fmt: skip
+        return slots

@@ -71,11 +71,21 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         if not self._on:
             return
         from kimi_k3.intree.decode import Decode
-        from kimi_k3.intree.ranks import Ranks
+        from kimi_k3.intree.ranks import Ranks, exchanges
 
-        ranks = Ranks(get_tensor_model_parallel_world_size(), tensor_model_parallel_all_reduce)
-        if ranks.size > 1 and self._largest["exchange"]:
-            ranks.connect(self.config.hidden_size, get_tp_group().device_group)
+        ranks = Ranks(
+            get_tensor_model_parallel_world_size(),
+            tensor_model_parallel_all_reduce,
+            get_tensor_model_parallel_rank(),
+        )
+        if self._largest["exchange"] or self._largest["tail"]:
+            config = self.config
+            widths = config.hidden_size, config.routed_expert_hidden_size, config.num_experts
+            ranks.connect(
+                exchanges(*widths, ranks.size),
+                self.model.embed_tokens.weight.device,
+                get_tp_group().device_group if ranks.size > 1 else None,
+            )
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
         most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
         batches = [size for size in sizes if size <= most]

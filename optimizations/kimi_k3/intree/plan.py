@@ -25,29 +25,34 @@ from kimi_k3.runtime.plan import (
     Switch,
 )
 
-Op = Literal["attn_res", "kda", "mla", "exchange", "moe", "shared", "latent_up"]
+Op = Literal["attn_res", "kda", "mla", "exchange", "moe", "shared", "latent_up", "tail"]
 OPS: tuple[Op, ...] = get_args(Op)
 """attn_res: mix sites. kda, mla: a layer of that kind from its input to its output projection. moe:
 router, latent down-projection, choice, routed experts and their sum. shared: the shared experts.
 latent_up: the way back from the latent space; these two only where `moe` is. exchange: sums over
 ranks behind attention of ours, through mailboxes into the mix site, so only where `attn_res` is and
-there are ranks to sum over; vLLM's all-reduce makes all other sums."""
+there are ranks to sum over. tail: the maps into and out of the latent space shared among ranks, all
+sums of the experts through mailboxes into the next mix site. vLLM's all-reduce makes all other
+sums."""
 
 _NEEDS: Mapping[Op, frozenset[Op]] = {
     "shared": frozenset({"moe"}),
     "latent_up": frozenset({"moe"}),
     "exchange": frozenset({"attn_res"}),
+    "tail": frozenset({"attn_res", "moe", "shared"}),
 }
 
 LARGEST_BATCH = 64
 """Of any launch of ours."""
 LARGEST: Mapping[Op, int] = {
     "attn_res": 64, "kda": 64, "mla": 0, "exchange": 0, "moe": 64, "shared": 64, "latent_up": 8,
+    "tail": 0,
 }  # fmt: skip
 """Largest batch at which an op is ours; 0: never. The dense layer and the final site are vLLM's.
 `mla`, and `exchange` between two GPUs, wait until they were run inside vLLM."""
 MEASURED: Mapping[Op, int] = {
     "attn_res": 64, "kda": 64, "mla": 64, "exchange": 64, "moe": 64, "shared": 64, "latent_up": 8,
+    "tail": 64,
 }  # fmt: skip
 """The same by time alone: up to these batches an op is faster than vLLM's, or as fast, inside the
 engine (`bench/RESULTS.md`, "In vLLM")."""

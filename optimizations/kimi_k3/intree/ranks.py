@@ -7,14 +7,14 @@ of a step (`decode`), which sums go which way (`plan`). Knows no class of vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kimi_k3.kernels.oproj.form import Exchange
-from kimi_k3.kernels.oproj.mailbox import End, PeerLostError, symmetric
+from kimi_k3.kernels.oproj.mailbox import End, PeerLostError, loop_back, symmetric
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -23,23 +23,58 @@ CAPACITY = 64
 """Rows a mailbox has room for."""
 
 
+def exchanges(hidden: int, latent: int, experts: int, ranks: int) -> list[Exchange]:
+    """What ranks tell each other, in the order of `Mailboxes`."""
+    each = (hidden, (2 * experts + latent) // ranks, latent, hidden // ranks, hidden // ranks)
+    return [Exchange(ranks, width, CAPACITY) for width in each]
+
+
+class Mailboxes(NamedTuple):
+    """A rank's ends of every exchange of a layer; D hidden, L latent, E experts, R ranks."""
+
+    row: End
+    """Shares of a row [D] behind attention."""
+    front: End
+    """Each rank's logits and latent columns: 2 E / R + L / R."""
+    latent: End
+    """Shares of a row [L] behind the routed experts."""
+    shares: End
+    """Shares of the shared experts' columns [D / R], to the rank that owns them."""
+    columns: End
+    """Finished columns [D / R]."""
+
+
 class Ranks:
     """One rank's side."""
 
-    def __init__(self, size: int, total: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, size: int, total: Callable[[Tensor], Tensor] = lambda share: share, rank: int = 0
+    ) -> None:
         """`total`: the sum of every rank's tensor, on every rank; of one rank, the tensor."""
-        self.size = size
+        self.size, self.rank = size, rank
         self._total = total
         self._group: ProcessGroup | None = None
-        self.row: End | None = None
-        """Mailboxes for shares of a row; None where no op of ours uses them."""
+        self.boxes: Mailboxes | None = None
+        """None where no op of ours uses them."""
         self._lost: Tensor | None = None
 
-    def connect(self, hidden: int, group: ProcessGroup) -> None:
-        """Make the mailboxes. Every rank calls it, on a GPU that reaches the others'."""
+    def connect(
+        self, exchanges: Sequence[Exchange], device: torch.device, group: ProcessGroup | None
+    ) -> None:
+        """Make the mailboxes, in the order of `Mailboxes`. Every rank calls it, on a GPU that
+        reaches the others'; one rank alone needs no group."""
         self._group = group
-        self.row = symmetric(Exchange(self.size, hidden, CAPACITY), group)
-        self._lost = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        ends = [
+            loop_back(one, str(device))[0] if group is None else symmetric(one, group)
+            for one in exchanges
+        ]
+        self.boxes = Mailboxes(*ends)
+        if group is not None:
+            self._lost = torch.zeros(len(ends), dtype=torch.int32, pin_memory=True)
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's rows of a matrix all ranks have."""
+        return whole.chunk(self.size)[self.rank]
 
     def total(self, share: Tensor) -> Tensor:
         """Sum over ranks by vLLM's all-reduce."""
@@ -56,21 +91,30 @@ class Ranks:
     def restart(self) -> None:
         """Make the mailboxes as new, once all ranks have stopped: a rank that was still compiling
         has let others wait."""
-        if self.row is None:
+        if self.boxes is None or self._group is None:
             return
-        torch.cuda.synchronize()
-        torch.distributed.barrier(self._group)
-        self.row.clear()
+        self._meet()
+        for end in self.boxes:
+            end.clear()
+        self._meet()
+
+    def _meet(self) -> None:
         torch.cuda.synchronize()
         torch.distributed.barrier(self._group)
 
     def tell(self) -> None:
         """Captured at the end of a step: let the host know whether a wait was in vain."""
-        if self.row is not None and self._lost is not None:
-            self._lost.copy_(self.row.turn[-1:], non_blocking=True)
+        if self.boxes is not None and self._lost is not None:
+            words = torch.cat([end.turn[-1:] for end in self.boxes])
+            self._lost.copy_(words, non_blocking=True)
 
     def check(self) -> None:
         """Raises PeerLostError if an earlier step waited in vain. Does not wait for the device, so
         it may learn of it a step late; results since then are NaN on this rank."""
-        if self._lost is not None and int(self._lost):
+        if self._lost is not None and bool(self._lost.any()):
             raise PeerLostError("a rank did not send its share of a row: all ranks must stop")
+
+    def wait(self) -> None:
+        """The same, waiting for the device."""
+        for end in self.boxes or ():
+            end.check()

@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("cutlass")
 
 from kimi_k3.intree.layer import Kept, MixSite, Moe, Shared  # noqa: E402
+from kimi_k3.intree.ranks import Ranks, exchanges  # noqa: E402
 
 EXPERTS, LATENT, INTER, HIDDEN, WIDTH = 896, 3584, 384, 7168, 768
 LAYERS, REPLAYS = 3, 20
@@ -31,6 +32,18 @@ def _weight(*shape: int) -> Tensor:
 
 def _linear(*shape: int) -> Any:
     return SimpleNamespace(weight=torch.nn.Parameter(_weight(*shape), requires_grad=False))
+
+
+class _Norm:
+    """What vLLM's RMSNorm is for ours."""
+
+    variance_epsilon = 1e-5
+
+    def __init__(self) -> None:
+        self.weight = torch.ones(LATENT, device="cuda").bfloat16()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return _norm(x)
 
 
 def _norm(x: Tensor) -> Tensor:
@@ -57,7 +70,7 @@ def moe() -> Moe:
     bias = 0.05 * torch.randn(EXPERTS, device="cuda")
     gate.e_score_correction_bias = torch.nn.Parameter(bias)
     module = SimpleNamespace(
-        gate=gate, routed_expert_down_proj=_linear(LATENT, HIDDEN), routed_expert_norm=_norm,
+        gate=gate, routed_expert_down_proj=_linear(LATENT, HIDDEN), routed_expert_norm=_Norm(),
         routed_expert_up_proj=_linear(HIDDEN, LATENT), shared_experts=_SharedExperts(),
     )  # fmt: skip
 
@@ -70,7 +83,9 @@ def moe() -> Moe:
         bytes_(0, 256, EXPERTS, LATENT, INTER // 2),
         bytes_(119, 121, EXPERTS, LATENT, INTER // 32),
     )
-    return Moe(module, kept, Shared(EXPERTS, LATENT, torch.device("cuda")))
+    device, ranks = torch.device("cuda"), Ranks(1)
+    ranks.connect(exchanges(HIDDEN, LATENT, EXPERTS, 1), device, None)
+    return Moe(module, kept, Shared(EXPERTS, LATENT, device, ranks))
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -134,3 +149,25 @@ def test_a_mix_site_has_the_same_bits_whether_or_not_others_may_begin_early() ->
     bank = _weight(3, 2, HIDDEN)
     made = [site(prefix.clone(), delta, bank, early=early) for early in (False, True)]
     assert torch.equal(*made)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_through_mailboxes_the_next_site_takes_what_a_call_gives(moe: Moe, batch: int) -> None:
+    norm = SimpleNamespace(weight=_weight(HIDDEN), variance_epsilon=1e-5)
+    site = MixSite(norm, _linear(1, HIDDEN), norm, 2, 1, "add", False)
+    x = _norm(torch.randn(batch, HIDDEN, device="cuda"))
+    rows = torch.full((1,), batch, dtype=torch.int32, device="cuda")
+    prefix, bank = _weight(batch, HIDDEN), _weight(batch, 2, HIDDEN)
+    boxes = moe.shared.ranks.boxes
+    assert boxes is not None
+
+    def sent() -> Tensor:
+        moe.send(x, rows)
+        return site.collect_columns(prefix.clone(), boxes.columns, bank, early=False)
+
+    plain = site(prefix.clone(), moe(x, rows, True, True), bank, early=False).float()
+    first = sent().clone()
+    assert float((first.float() - plain).norm() / plain.norm()) < 0.01
+    for _ in range(REPLAYS):
+        assert torch.equal(sent(), first)
+    moe.shared.ranks.wait()

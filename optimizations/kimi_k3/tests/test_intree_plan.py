@@ -29,7 +29,7 @@ ON = {"fasttrack_decode": "latency_specialized"}
 
 def test_an_op_is_ours_up_to_its_batch() -> None:
     largest: Any = {"attn_res": 64, "kda": 32, "moe": 8, "shared": 4, "latent_up": 64}
-    assert plan.ours(1, largest) == set(plan.OPS) - {"mla", "exchange"}
+    assert plan.ours(1, largest) == set(plan.OPS) - {"mla", "exchange", "tail"}
     assert plan.ours(8, largest) == {"attn_res", "kda", "moe", "latent_up"}
     assert plan.ours(33, largest) == {"attn_res"}
     assert plan.ours(65, largest) == plan.ours(0, largest) == frozenset()

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kimi_k3.intree.ranks import Ranks
-from kimi_k3.kernels.oproj.form import Exchange
+from kimi_k3.intree.ranks import Mailboxes, Ranks, exchanges
 from kimi_k3.kernels.oproj.mailbox import PeerLostError, loop_back
 
 
@@ -38,6 +37,7 @@ def test_sums_in_one_all_reduce_are_the_sums_apart() -> None:
 def test_one_rank_sums_nothing() -> None:
     share = torch.randn(2, 3)
     ranks = Ranks(1, _doubled)
+    ranks.connect(exchanges(32, 32, 16, 1), torch.device("cpu"), None)
     assert ranks.total(share) is share and ranks.totals(share, share) == (share, share)
     ranks.restart()
     ranks.tell()
@@ -46,12 +46,20 @@ def test_one_rank_sums_nothing() -> None:
 
 def test_a_wait_in_vain_is_raised_at_the_next_step() -> None:
     ranks = Ranks(2, _doubled)
-    ranks.row = loop_back(Exchange(2, 8, 4), "cpu")[0]
-    ranks._lost = torch.zeros(1, dtype=torch.int32)
+    ranks.boxes = Mailboxes(*(loop_back(one, "cpu")[0] for one in exchanges(32, 32, 16, 2)))
+    ranks._lost = torch.zeros(5, dtype=torch.int32)
     ranks.tell()
     ranks.check()
-    ranks.row.turn[-1] = 1
+    ranks.boxes.latent.turn[-1] = 1
+    with pytest.raises(PeerLostError):
+        ranks.wait()
     ranks.check()  # nobody has told yet
     ranks.tell()
     with pytest.raises(PeerLostError, match="all ranks must stop"):
         ranks.check()
+
+
+def test_ranks_divide_a_matrix_between_them() -> None:
+    whole = torch.arange(24).view(8, 3)
+    parts = [Ranks(4, _doubled, rank).part(whole) for rank in range(4)]
+    assert torch.equal(torch.cat(parts), whole) and all(one.is_contiguous() for one in parts)
