@@ -158,7 +158,7 @@ KIMI_K3 = {
     "intree.evidence": "runtime.evidence runtime.plan",
     "intree.ranks": "kernels",
     "intree.layer": "kernels intree.ranks",
-    "intree.decode": "intree.plan intree.capture intree.layer intree.ranks",
+    "intree.decode": "intree.plan intree.capture intree.layer intree.ranks kernels.oproj.mailbox",
     "intree.state": "intree.evidence",
     "intree": "intree runtime.plan",
     "cases": "dims presets checkpoint cases kernels reference runtime.attention "
