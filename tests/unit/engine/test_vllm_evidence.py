@@ -168,6 +168,11 @@ def test_the_entry_is_counted_and_replaced_only_when_asked(module: Any) -> None:
     assert entry.calls == 4
 
 
+def test_a_runner_that_tells_no_batch_cannot_be_watched() -> None:
+    with pytest.raises(observe.CannotWatch, match="block tables"):
+        observe.StateWatch(SimpleNamespace())
+
+
 def test_an_entry_that_does_not_exist() -> None:
     with pytest.raises(ImportError):
         observe.Entry("no_such_module:run")
