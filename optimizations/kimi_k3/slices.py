@@ -1,24 +1,29 @@
 """Checkpoints of which a rank is a rank of eight of Kimi K3: full width, few layers, by seed.
 
-Owns: the configurations and weights of `k3-slice` (one GPU) and `k3-slice2` (two), in names and
-formats of the released checkpoint: routed experts in MXFP4, gates and convolutions in FP32, all
-else in BF16. Does not own: names and shapes (`reference.weights`). Read by: vLLM's own Kimi K3.
+Owns: the configurations and weights of `k3-slice` (one GPU), `k3-slice2` (two) and `k3-slice8`
+(eight: whole layers), in names and formats of the released checkpoint: routed experts in MXFP4,
+gates and convolutions in FP32, all else in BF16. Does not own: names and shapes
+(`reference.weights`). Read by: vLLM's own Kimi K3.
 
-    python -m kimi_k3.slices k3-slice OUT [--device cuda]     23 GiB; seconds on a GPU
+    python -m kimi_k3.slices k3-slice OUT     26 GiB, k3-slice2 50, k3-slice8 69; seconds on GPUs
 
-Thirteen layers: one with a dense MLP, three MLA, two that write a block of the attention residual.
-Values come from integers hashed from seed, name and position, and from single IEEE multiplications
-and additions: a GPU and a CPU write the same bytes.
+Thirteen layers: one with a dense MLP, three MLA, two that write a block of the attention residual;
+of `k3-slice8` five, one of each kind. Values come from integers hashed from seed, name and
+position, and from single IEEE multiplications and additions: a GPU and a CPU write the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import itertools
 import json
 import math
+import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +47,24 @@ SCALE_SPREAD_RMS = math.sqrt(2.5)
 """The same of scales that are one or two, equally often."""
 E8M0_ONE = 127
 
+JOBS = 4
+"""Processes that share a GPU: making and writing a layer take turns."""
+
 _FLOAT32 = (".A_log", ".dt_bias", "conv1d.weight", "e_score_correction_bias")
 _PIECE = 2**26
 """Elements made at a time: what bounds the memory beside the tensors themselves."""
 
 
-def _slice(ranks: int) -> dict[str, Any]:
+def _slice(ranks: int, count: int, latent: tuple[int, ...]) -> dict[str, Any]:
+    """`count` layers, those in `latent` with MLA."""
     share = ranks / RANKS_OF_K3
 
     def part(key: str) -> int:
         return int(K3[key] * share)
 
-    kda = K3["linear_attn_config"] | layers(13, (4, 8, 12))
+    kda = K3["linear_attn_config"] | layers(count, latent)
     return K3 | {
-        "num_hidden_layers": 13,
+        "num_hidden_layers": count,
         "linear_attn_config": kda | {"num_heads": int(kda["num_heads"] * share)},
         "num_attention_heads": part("num_attention_heads"),
         "vocab_size": part("vocab_size"),
@@ -67,28 +76,37 @@ def _slice(ranks: int) -> dict[str, Any]:
     }
 
 
-SLICES: Mapping[str, Mapping[str, Any]] = {"k3-slice": _slice(1), "k3-slice2": _slice(2)}
-"""Configurations by name: shares of one and of two ranks of eight."""
+SLICES: Mapping[str, Mapping[str, Any]] = {
+    "k3-slice": _slice(1, 13, (4, 8, 12)),
+    "k3-slice2": _slice(2, 13, (4, 8, 12)),
+    "k3-slice8": _slice(8, 5, (4,)),
+}
+"""Configurations by name: shares of one and of two ranks of eight, and whole layers."""
 
 
-def write(preset: Mapping[str, Any], folder: Path, seed: int = 0, device: str = "cpu") -> None:
-    """Write a checkpoint of `preset`, one file per layer and one for the rest.
+def write(
+    preset: Mapping[str, Any], folder: Path, seed: int = 0, devices: Sequence[str] = ("cpu",)
+) -> None:
+    """Write a checkpoint of `preset`, one file per layer and one for the rest. As many processes
+    write as `devices` are named, each on its own; one needs no process.
 
     Raises CheckpointError where `folder` holds anything already.
     """
     if folder.exists() and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty: remove it or name another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    dims = Dims.from_config(preset)
+    files = _files(Dims.from_config(preset))
     index: dict[str, str] = {}
-    for file, names in _files(dims).items():
-        tensors = {
-            name.removeprefix(PREFIX): tensor.cpu()
-            for wanted, shape in names.items()
-            for name, tensor in _stored(wanted, shape, seed, device)
-        }
-        save_file(tensors, folder / file, {"format": "pt"})
-        index |= dict.fromkeys(tensors, file)
+    with contextlib.ExitStack() as stack:
+        each: Callable[..., Iterable[list[str]]] = map
+        if len(devices) > 1:
+            # A process that has used a GPU cannot be forked.
+            pool = ProcessPoolExecutor(len(devices), multiprocessing.get_context("spawn"))
+            each = stack.enter_context(pool).map
+        cells = zip(files.items(), itertools.cycle(devices), strict=False)
+        jobs = [(folder / file, names, seed, device) for (file, names), device in cells]
+        for (path, *_), names in zip(jobs, each(_write_file, jobs), strict=True):
+            index |= dict.fromkeys(names, path.name)
     told = {"metadata": {}, "weight_map": index}
     (folder / "model.safetensors.index.json").write_text(json.dumps(told, indent=1) + "\n")
     quantised = {"quant_method": "mxfp4", "format": "mxfp4-pack-quantized"}
@@ -102,6 +120,18 @@ def write(preset: Mapping[str, Any], folder: Path, seed: int = 0, device: str = 
             **preset,
         },
     )
+
+
+def _write_file(job: tuple[Path, Mapping[str, Shape], int, str]) -> list[str]:
+    """The names of what was written."""
+    path, names, seed, device = job
+    tensors = {
+        name.removeprefix(PREFIX): tensor.cpu()
+        for wanted, shape in names.items()
+        for name, tensor in _stored(wanted, shape, seed, device)
+    }
+    save_file(tensors, path, {"format": "pt"})
+    return list(tensors)
 
 
 def _files(dims: Dims) -> dict[str, dict[str, Shape]]:
@@ -196,10 +226,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", choices=SLICES)
     parser.add_argument("folder", type=Path, help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="a device for all; default: every GPU, else the CPU")
+    parser.add_argument(
+        "--jobs", type=int, help=f"processes that write at once; default: {JOBS} with a GPU, else 1"
+    )
     asked = parser.parse_args(arguments)
     try:
-        write(SLICES[asked.name], asked.folder, asked.seed, asked.device)
+        count = torch.cuda.device_count()
+        found = [asked.device] if asked.device else [f"cuda:{one}" for one in range(count)]
+        found = found or ["cpu"]
+        jobs = asked.jobs or (max(JOBS, len(found)) if found[0].startswith("cuda") else 1)
+        devices = [device for _, device in zip(range(jobs), itertools.cycle(found), strict=False)]
+        write(SLICES[asked.name], asked.folder, asked.seed, devices)
     except (CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
