@@ -45,11 +45,11 @@ _NEEDS: Mapping[Op, frozenset[Op]] = {
 LARGEST_BATCH = 64
 """Of any launch of ours."""
 LARGEST: Mapping[Op, int] = {
-    "attn_res": 64, "kda": 64, "mla": 0, "exchange": 0, "moe": 64, "shared": 64, "latent_up": 8,
-    "tail": 0,
+    "attn_res": 64, "kda": 64, "mla": 64, "exchange": 0, "moe": 64, "shared": 64, "latent_up": 8,
+    "tail": 64,
 }  # fmt: skip
 """Largest batch at which an op is ours; 0: never. The dense layer and the final site are vLLM's.
-`mla`, and `exchange` between two GPUs, wait until they were run inside vLLM."""
+`exchange` waits until it was run between two GPUs inside vLLM."""
 MEASURED: Mapping[Op, int] = {
     "attn_res": 64, "kda": 64, "mla": 64, "exchange": 64, "moe": 64, "shared": 64, "latent_up": 8,
     "tail": 64,
