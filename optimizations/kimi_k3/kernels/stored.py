@@ -24,13 +24,15 @@ from cutlass.runtime import load_module
 from kimi_k3.kernels import cache as kept
 
 ARCH_VARIABLE = "CUTE_DSL_ARCH"
+HARMLESS = frozenset({ARCH_VARIABLE, "CUTE_DSL_CACHE_DIR"})
+"""Variables of the compiler that change no code. FlashInfer sets the second in every engine."""
 _COMPILER = "nvidia-cutlass-dsl"
 
 
 def path(kind: type, form: tuple[Any, ...]) -> Path | None:
     """The file of a kernel of this class and form; None where it must be compiled: no device is
     known to compile for, or a variable of the compiler asks for something, such as a dump."""
-    if any(name.startswith("CUTE_DSL_") and name != ARCH_VARIABLE for name in os.environ):
+    if any(name.startswith("CUTE_DSL_") and name not in HARMLESS for name in os.environ):
         return None
     arch = os.environ.get(ARCH_VARIABLE) or _arch()
     if arch is None:

@@ -94,3 +94,7 @@ def test_a_wish_for_dumps_is_heard_though_the_kernel_is_stored(
     dumps = {"CUTE_DSL_KEEP_CUBIN": "1", "CUTE_DSL_DUMP_DIR": str(tmp_path)}
     assert _run(folder, 1, **dumps) == {"made": 1, "files": [None]}
     assert list(tmp_path.glob("*.cubin"))
+
+
+def test_the_cache_that_an_engine_sets_for_others_turns_ours_not_off(folder: Path) -> None:
+    assert _run(folder, 1, 2, CUTE_DSL_CACHE_DIR="elsewhere")["made"] == 0
