@@ -21,7 +21,8 @@ def of_target(
     additional_config: Mapping[str, Any],
     checkpoint: str,
 ) -> dict[str, Any]:
-    """Keywords of `vllm.LLM` for one arm; the target's own `engine_args` win."""
+    """Keywords of `vllm.LLM` for one arm; the target's own `engine_args` win, but for the switch:
+    the rest of an `additional_config` among them stands beside it."""
     arguments = {
         **COMMON,
         "model": checkpoint,
@@ -29,12 +30,25 @@ def of_target(
         "max_model_len": target.max_model_len,
         "max_num_seqs": target.max_num_seqs,
         "tensor_parallel_size": target.tensor_parallel_size,
-        "additional_config": dict(additional_config),
         **target.engine_args,
+        "additional_config": _merged(
+            target.engine_args.get("additional_config", {}), additional_config
+        ),
     }
     if plugin and plugin.worker_extension:
         arguments["worker_extension_cls"] = plugin.worker_extension
     return arguments
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, key by key; `above` wins."""
+    found = dict(below)
+    for key, value in above.items():
+        old = found.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merged(old, value)
+        found[key] = value
+    return found
 
 
 def flags(arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -29,8 +29,9 @@ SWITCHES: tuple[Switch, ...] = get_args(Switch)
 VERSIONS = ("0.33.0",)
 """vLLM releases this path was run on. Its classes and their attributes are no public interface."""
 CAPABILITY = (9, 0)
-MOST_RANKS = 2
-"""GPUs of one host this path was run on; nothing in it knows their number."""
+RELEASED_RANKS = 1
+"""GPUs the released table was run on. Nothing in the path knows their number: the measured table
+takes any that divides the shapes."""
 
 
 def version() -> str:
@@ -112,9 +113,11 @@ def _sizes(config: Any) -> str | None:
         "decode context parallelism": parallel.decode_context_parallel_size,
     }
     other = [f"{name} of size {size}" for name, size in names.items() if size > 1]
-    if parallel.tensor_parallel_size > MOST_RANKS:
-        other.append(f"tensor parallelism of size {parallel.tensor_parallel_size}")
-    return f"{', '.join(other)}: this path was run on up to two GPUs" if other else None
+    ranks = parallel.tensor_parallel_size
+    if ranks > RELEASED_RANKS and table_of(config) == "shipped":
+        other.append(f"tensor parallelism of size {ranks}")
+    told = f"this path was run on one GPU only; {TABLE_OPTION} measured takes several of one host"
+    return f"{', '.join(other)}: {told}" if other else None
 
 
 def _drafts(config: Any) -> str | None:

@@ -181,6 +181,13 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Any:
     )  # fmt: skip
 
 
+def test_a_rank_with_less_than_its_share_of_the_experts_is_refused(config: Any) -> None:
+    config.additional_config = ON | {"fasttrack_table": "measured"}
+    config.parallel_config.tensor_parallel_size = 2
+    (reason,) = support.reasons(config)
+    assert "moe_intermediate_size 384 instead of 768" in reason
+
+
 def test_what_it_was_run_on_is_served(config: Any) -> None:
     support.refuse_unsupported(config)
 
@@ -209,7 +216,6 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("model_config.enable_sleep_mode", True, "sleep mode"),
     ("model_config.hf_text_config.hidden_size", 4096, "hidden_size 4096 instead of 7168"),
     ("model_config.hf_text_config.moe_intermediate_size", 3072, "moe_intermediate_size"),
-    ("parallel_config.tensor_parallel_size", 2, "moe_intermediate_size 384 instead of 768"),
     ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
     ("parallel_config.data_parallel_size", 2, "data parallelism"),
     ("parallel_config.decode_context_parallel_size", 2, "decode context parallelism"),
@@ -238,14 +244,17 @@ def test_each_setting_is_refused_with_its_own_sentence(
     assert told in reason
 
 
-def test_as_many_ranks_are_served_as_it_was_run_on(config: Any) -> None:
-    config.model_config.hf_text_config = SimpleNamespace(**SLICES["k3-slice2"])
-    config.parallel_config.tensor_parallel_size = 2
-    assert support.reasons(config) == []
-    config.model_config.hf_text_config.moe_intermediate_size *= 2
-    config.parallel_config.tensor_parallel_size = 4
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
+def test_several_ranks_of_the_right_shape_are_served_by_the_measured_table(
+    config: Any, ranks: int
+) -> None:
+    text = config.model_config.hf_text_config
+    config.parallel_config.tensor_parallel_size = ranks
+    text.moe_intermediate_size *= ranks
     (reason,) = support.reasons(config)
-    assert "tensor parallelism of size 4" in reason and "up to two GPUs" in reason
+    assert f"tensor parallelism of size {ranks}" in reason and "one GPU only" in reason
+    config.additional_config = ON | {"fasttrack_table": "measured"}
+    assert support.reasons(config) == []
 
 
 def test_all_reasons_are_told_at_once(config: Any) -> None:
