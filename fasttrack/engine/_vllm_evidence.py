@@ -2,8 +2,8 @@
 
 Owns the profiler around a step, the bitwise comparison of the KV caches around one, and the wrapper
 of the claim's entry. Asks the optimization nothing. Used by the vLLM child in the path stage only,
-because all of it is slow. Works where the model runs in this process (one rank). Blocks are watched
-in vLLM's first model runner only, which CPUs have.
+because all of it is slow. Works where the model runs in this process (one rank), with both of
+vLLM's model runners.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class StateWatch:
     def __init__(self, runner: Any) -> None:
         """Raises `CannotWatch` for caches whose first axis is not the engine's blocks, and for a
         runner that does not tell whose they are."""
-        if not hasattr(runner, "input_batch"):
+        if not (hasattr(runner, "input_batch") or hasattr(runner, "req_states")):
             raise CannotWatch(
                 f"{type(runner).__module__}.{type(runner).__qualname__} keeps no batch whose block "
                 "tables could be read"
@@ -192,15 +192,11 @@ class StateWatch:
         cached = scheduled.scheduled_cached_reqs
         start: dict[str, int] = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         start |= {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
-        batch = self._runner.input_batch
         state: set[int] = set()
         paged: dict[int, int] = {}
         computed: set[int] = set()
         for number, group in enumerate(self._groups):
-            table = batch.block_table[number]
-            for row, request in enumerate(batch.req_ids):
-                count = int(table.num_blocks_per_row[row])
-                blocks = table.get_numpy_array()[row, :count].tolist()
+            for request, blocks in self._tables(number, scheduled):
                 if "Mamba" in type(group.kv_cache_spec).__name__:
                     state |= set(blocks) - {0}
                     continue
@@ -211,6 +207,22 @@ class StateWatch:
                     blocks[at // size] * size + at % size for at in range(first, first + tokens)
                 }
         return state, paged, computed
+
+    def _tables(self, group: int, scheduled: Any) -> Iterator[tuple[str, list[int]]]:
+        """Requests of the step with their blocks of one group, as the runner has them: vLLM's first
+        keeps a batch on the host, its second a table of all requests on the device."""
+        batch = getattr(self._runner, "input_batch", None)
+        if batch is not None:
+            table = batch.block_table[group]
+            for row, request in enumerate(batch.req_ids):
+                count = int(table.num_blocks_per_row[row])
+                yield request, table.get_numpy_array()[row, :count].tolist()
+            return
+        tables, rows = self._runner.block_tables, self._runner.req_states.req_id_to_index
+        held = tables.block_tables[group].gpu.cpu()
+        for request in scheduled.num_scheduled_tokens:
+            row = rows[request]
+            yield request, held[row, : int(tables.num_blocks.np[group, row])].tolist()
 
     def _rows(self, block: int, group: int, size: int) -> Iterator[int]:
         """Rows of a paged block that changed in any layer of its group."""

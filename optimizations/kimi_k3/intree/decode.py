@@ -147,7 +147,7 @@ class Decode:
             if "attn_res" in ours:
                 early = half is not None or self.hasty
                 if columns is not None:
-                    x = layer.before.collect_columns(prefix, columns, bank, early)
+                    x = layer.before.collect(prefix, columns, bank, early, columns=True)
                 else:
                     x = layer.before(prefix, delta, bank, early)
             else:

@@ -119,18 +119,12 @@ class MixSite:
             y=y)  # fmt: skip
         return y
 
-    def collect(self, prefix: Tensor, end: End, bank: Tensor, early: bool) -> Tensor:
-        """The same with the ranks' shares in `end` for a delta."""
-        y = torch.empty_like(prefix)
-        kernel = oproj.collect(self._site(prefix, early), end.exchange)
-        run(kernel, prefix=prefix, mailbox=end.mailbox, turn=end.turn, bank=bank, score=self.score,
-            gain=self.gain, y=y)  # fmt: skip
-        return y
-
-    def collect_columns(self, prefix: Tensor, end: End, bank: Tensor, early: bool) -> Tensor:
-        """The same with finished columns of every rank."""
-        y = torch.empty_like(prefix)
-        kernel = moe.collect_row(self._site(prefix, early), end.exchange)
+    def collect(
+        self, prefix: Tensor, end: End, bank: Tensor, early: bool, columns: bool = False
+    ) -> Tensor:
+        """The same with the ranks' shares in `end` for a delta, or their finished `columns`."""
+        y, site = torch.empty_like(prefix), self._site(prefix, early)
+        kernel = (moe.collect_row if columns else oproj.collect)(site, end.exchange)
         run(kernel, prefix=prefix, mailbox=end.mailbox, turn=end.turn, bank=bank, score=self.score,
             gain=self.gain, y=y)  # fmt: skip
         return y

@@ -163,7 +163,7 @@ def test_through_mailboxes_the_next_site_takes_what_a_call_gives(moe: Moe, batch
 
     def sent() -> Tensor:
         moe.send(x, rows)
-        return site.collect_columns(prefix.clone(), boxes.columns, bank, early=False)
+        return site.collect(prefix.clone(), boxes.columns, bank, early=False, columns=True)
 
     plain = site(prefix.clone(), moe(x, rows, True, True), bank, early=False).float()
     first = sent().clone()

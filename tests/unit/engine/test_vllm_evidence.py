@@ -6,6 +6,7 @@ several groups share, and one storage for several runs of pages.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from types import SimpleNamespace
@@ -60,6 +61,23 @@ class Runner:
         self.work()
 
 
+class SecondRunner(Runner):
+    """The same, with tables of all requests, as vLLM's second runner has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.input_batch
+        # Request `a` in the third row; the others hold what ended requests left.
+        rows = [[9, 9, 9, 9], [9, 9, 9, 9]]
+        tables = [torch.tensor([*rows, blocks]) for blocks in ([3, 9, 9, 9], [5, 6, 9, 9])]
+        counts = torch.tensor([[4, 4, 1], [4, 4, 2]]).numpy()
+        self.req_states = SimpleNamespace(req_id_to_index={"a": 2})
+        self.block_tables = SimpleNamespace(
+            block_tables=[SimpleNamespace(gpu=table) for table in tables],
+            num_blocks=SimpleNamespace(np=counts),
+        )
+
+
 def scheduled(computed: int, tokens: int = 1) -> Any:
     """The scheduler's output of a step of request `a`."""
     return SimpleNamespace(
@@ -71,14 +89,17 @@ def scheduled(computed: int, tokens: int = 1) -> Any:
 
 
 def seen(work: Any, computed: int = 4) -> Any:
-    """The one step in which `work(runner)` happens to the caches."""
-    runner = Runner()
-    runner.paged[5] = 7.0
-    runner.work = lambda: work(runner)
-    watch = observe.StateWatch(runner)
-    with watch.watching():
-        runner.execute_model(scheduled(computed))
-    (step,) = watch.steps
+    """The one step in which `work(runner)` happens to the caches; alike with both runners."""
+    found = []
+    for runner in (Runner(), SecondRunner()):
+        runner.paged[5] = 7.0
+        runner.work = functools.partial(work, runner)
+        watch = observe.StateWatch(runner)
+        with watch.watching():
+            runner.execute_model(scheduled(computed))
+        found += watch.steps
+    step, other = found
+    assert step == other
     return step
 
 
