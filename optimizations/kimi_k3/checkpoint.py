@@ -241,13 +241,16 @@ def _write_files(folder: Path, preset: Mapping[str, Any], tensors: Mapping[str, 
     _write_tensors(folder / "model.safetensors", tensors)
 
 
-def write_text_files(folder: Path, config: Mapping[str, Any]) -> None:
-    """Everything of a checkpoint but its tensors, for a configuration without token ids."""
+def write_text_files(folder: Path, config: Mapping[str, Any], words: bool = False) -> None:
+    """Everything of a checkpoint but its tensors, for a configuration without token ids.
+
+    `words`: see `tokenizer`.
+    """
     dims = Dims.from_config(config)
     ids = {"eos_token_id": EOS, "pad_token_id": PAD}
     _write_json(folder / "config.json", {**ids, **config})
     _write_json(folder / "generation_config.json", {**ids, "eos_token_id": [EOS, END]})
-    _write_json(folder / "tokenizer.json", tokenizer(dims.vocab))
+    _write_json(folder / "tokenizer.json", tokenizer(dims.vocab, words))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|eos|>",

@@ -119,6 +119,7 @@ def write(
             "quantization_config": quantised,
             **preset,
         },
+        words=True,
     )
 
 

@@ -18,6 +18,7 @@ from kimi_k3.checkpoint import CheckpointError, digest
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO_13
 from kimi_k3.reference.weights import PREFIX, shapes
+from kimi_k3.tokenizer import tokenizer
 
 DIMS = Dims.from_config(NANO_13)
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -118,3 +119,21 @@ def test_a_rank_of_the_slices_has_the_shapes_of_a_rank_of_eight(name: str, ranks
     kinds = set(dims.layer_kinds)
     assert kinds == {"kda", "mla"}
     assert dims.layers > dims.block or ranks == 8
+
+
+def test_whatever_a_slice_says_is_text_at_once() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer(20480, words=True)))
+    assert made.get_vocab_size() == 20480
+    prompt = made.encode("any prompt, \u00e9 too").ids
+    assert prompt == list("any prompt, \u00e9 too".encode())
+    stream = tokenizers.decoders.DecodeStream(ids=prompt, skip_special_tokens=True)
+    said = [stream.step(made, number) for number in range(262, 20480, 997)]
+    assert all(said) and "".join(said).split()[0] == "w0"
+
+
+def test_of_specials_alone_nothing_is_text() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer.from_str(json.dumps(tokenizer(20480)))
+    stream = tokenizers.decoders.DecodeStream(ids=[65], skip_special_tokens=True)
+    assert not any(stream.step(made, number) for number in range(262, 20480, 997))
