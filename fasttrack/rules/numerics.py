@@ -142,20 +142,22 @@ PROBES = {
 def _probes(records: Sequence[KernelRecord], policy: Policy) -> Answer | None:
     """The first probe whose results are refuted, as a seed's own would be.
 
-    Two seeds or one are enough here: what a probe looks for is far off, or above the cap.
+    Two seeds or one are enough here: what a probe looks for is far off, or above the cap. Each is
+    judged by itself: answers to several probes of one seed, such as ranks late in several ways, are
+    the same answer where the candidate is right, and no interval may take them for several.
     """
     sent: dict[str, list[KernelRecord]] = defaultdict(list)
     for record in records:
         if record.probe is not None:
-            sent[record.probe.partition(":")[0]].append(record)
+            sent[record.probe].append(record)
     for probe, group in sent.items():
         disagrees = _disagreement(group, policy)
         if disagrees is not None:
             return disagrees
         state, reason, detail, _ = _judge_outputs(group, policy, least=1)
         if state is State.FAIL:
-            named = ", ".join(dict.fromkeys(str(record.probe) for record in group))
-            return State.FAIL, PROBES.get(probe, reason), f"{named}: {detail}"[:500]
+            kind = probe.partition(":")[0]
+            return State.FAIL, PROBES.get(kind, reason), f"{probe}: {detail}"[:500]
     return None
 
 

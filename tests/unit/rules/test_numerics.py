@@ -74,6 +74,21 @@ def test_bias_that_changes_sign_between_seeds_is_no_bias() -> None:
     assert judge([zoo.errors(mean_signed=s * 0.5e-6) for s in (1, -1)]).state is State.PASS
 
 
+def test_answers_of_one_seed_to_several_probes_are_no_seeds() -> None:
+    # Whoever came late, the answer is the same, bias of this one seed included. Three of them say
+    # no more than one; what is far off is found in any of them.
+    def late(*answers: ErrorStats) -> Verdict:
+        sent = [zoo.probed(f"skew:{n}", one, seeds=1)[-1] for n, one in enumerate(answers)]
+        (verdict,) = numerics.judge(zoo.case([*zoo.kernels(), *sent]))
+        return verdict
+
+    biased = zoo.errors(mean_signed=0.11e-6)
+    assert late(biased, biased, biased).state is State.PASS
+    wrong = late(biased, zoo.errors(max=1.01 * LIMITS.hard_cap * 4e-6), biased)
+    assert (wrong.state, wrong.reason) == (State.FAIL, "NUM-SKEW")
+    assert wrong.detail.startswith("skew:1: ")
+
+
 def test_bias_as_large_as_stock_s_is_allowed() -> None:
     records = zoo.changed(
         zoo.kernels([zoo.errors(mean_signed=0.5e-6)]),

@@ -123,22 +123,27 @@ def in_turn(programs: Programs) -> None:
             launch()
 
 
-def late(programs: Programs, delays_s: Sequence[float], ahead: int | None = None) -> None:
+def late(programs: Programs, delays_s: Sequence[float], waits: Sequence[int]) -> None:
     """The same, rank i `delays_s[i]` late with every step (numbers from the first again where they
-    are too few). Only the first does not wait for the others' launches, but in its kernels: were
-    all to wait there, on one GPU they could leave no room for the one they wait for. For the same
-    reason it takes no more than `ahead` steps by itself; the others follow in turn."""
+    are too few), but for what is behind the last of `waits`.
+
+    Up to each of `waits`, one more than the number of a step that waits for other ranks, the first
+    rank launches all its steps at once: it waits in a kernel, the others for their launches. Not
+    more, because one GPU has to keep room for the others' kernels. There would be none if every
+    rank waited in a kernel, nor behind further steps of the first, whose blocks would take it
+    before they have anything to do.
+    """
     delays = [delays_s[rank % len(delays_s)] for rank in range(len(programs))]
     order = sorted(range(len(programs)), key=delays.__getitem__)
     main, early = torch.cuda.current_stream(), torch.cuda.Stream()
-    early.wait_stream(main)
-    with torch.cuda.stream(early):
-        for launch in programs[order[0]][:ahead]:
-            launch()
-    for step in zip(*(program[:ahead] for program in programs), strict=True):
-        for before, rank in pairwise(order):
-            time.sleep(delays[rank] - delays[before])
-            step[rank]()
-    main.wait_stream(early)
-    if ahead is not None:
-        in_turn([program[ahead:] for program in programs])
+    for start, end in pairwise((0, *waits)):
+        early.wait_stream(main)
+        with torch.cuda.stream(early):
+            for launch in programs[order[0]][start:end]:
+                launch()
+        for step in zip(*(program[start:end] for program in programs), strict=True):
+            for before, rank in pairwise(order):
+                time.sleep(delays[rank] - delays[before])
+                step[rank]()
+        main.wait_stream(early)
+    in_turn([program[waits[-1] :] for program in programs])

@@ -32,9 +32,10 @@ from kimi_k3.reference import attn_res
 LATENT, TOP_K, EXPERTS, CAPACITY, BLOCKS, SOURCES = 3584, 16, 896, 64, 8, 4
 SHARED = 768
 """Numbers of the shared experts on one rank of eight, and here on any."""
-FEW, UP_TO_NORM = 8, 3
-"""Rows whose mix site leaves a GPU room for another rank's up-projection; steps of a program ahead
-of that."""
+NORM, COLLECT = 3, 5
+"""Steps up to each that waits for other ranks."""
+FEW = 8
+"""Rows whose mix site leaves one GPU room for another rank's up-projection."""
 _EXCHANGES = 3
 """Per call: one more than a mailbox has halves, so that what one left behind would show."""
 _ends: dict[int, Any] = {}
@@ -127,9 +128,8 @@ class TailCase(GpuCase):
 
     def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
         """The rank that comes first waits in its kernels for the others."""
-        few = len(inputs["active"]) <= FEW
-        ahead = None if few else UP_TO_NORM
-        return self._exchanged(inputs, partial(late, delays_s=delays_s, ahead=ahead))
+        waits = [NORM, COLLECT] if len(inputs["active"]) <= FEW else [NORM]
+        return self._exchanged(inputs, partial(late, delays_s=delays_s, waits=waits))
 
     def _exchanged(self, inputs: Tensors, meet: Callable[[Programs], None]) -> Tensors:
         """Twice the negative slots, then what was asked for."""

@@ -119,7 +119,7 @@ class OProjCase(GpuCase):
 
     def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
         """The rank that comes first waits in its kernel for the others."""
-        return self._exchanged(inputs, partial(late, delays_s=delays_s))
+        return self._exchanged(inputs, partial(late, delays_s=delays_s, waits=[2]))
 
     def _exchanged(self, inputs: Tensors, meet: Callable[[Programs], None]) -> Tensors:
         """Exchange the negative, twice, and then what was asked for."""
