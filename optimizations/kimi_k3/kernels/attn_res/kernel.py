@@ -57,6 +57,8 @@ class AttnRes:
     """
 
     form: tuple[Any, ...]
+    resident = 0
+    """Blocks of a multiprocessor that the compiler is told to make room for; 0: it chooses."""
 
     def __init__(self, site: Site) -> None:
         if site.hidden % COLUMNS or site.hidden // COLUMNS > 8:
@@ -94,10 +96,25 @@ class AttnRes:
         stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        self.kernel(prefix, delta, bank, score, gain, y).launch(
+        self._launch(prefix, delta, bank, score, gain, y, stream)
+
+    @cute.jit
+    def _launch(
+        self,
+        prefix: cute.Tensor,
+        source: Any,
+        bank: cute.Tensor,
+        score: cute.Tensor,
+        gain: cute.Tensor,
+        y: cute.Tensor,
+        stream: Stream,
+    ) -> None:
+        """The launch, whatever delta comes from: `source` is what `_delta` is told."""
+        self.kernel(prefix, source, bank, score, gain, y).launch(
             grid=(self.cluster, self.site.batch, 1),
             block=(THREADS, 1, 1),
             cluster=(self.cluster, 1, 1),
+            min_blocks_per_mp=self.resident,
             stream=stream,
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
@@ -107,13 +124,13 @@ class AttnRes:
     def kernel(
         self,
         prefix: cute.Tensor,
-        delta: cute.Tensor,
+        source: Any,
         bank: cute.Tensor,
         score: cute.Tensor,
         gain: cute.Tensor,
         y: cute.Tensor,
     ) -> None:
-        self._run(prefix, delta, bank, score, gain, y)
+        self._run(prefix, source, bank, score, gain, y)
 
     @cute.jit
     def _run(

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from kimi_k3.kernels import primitives as prim
-from kimi_k3.kernels.attn_res.kernel import THREADS, VECTOR, AttnRes, Site
+from kimi_k3.kernels.attn_res.kernel import VECTOR, AttnRes, Site
 from kimi_k3.kernels.gpu import Argument, Stream
 from kimi_k3.kernels.oproj.form import TURN, Exchange
 from kimi_k3.kernels.projection.form import Map
@@ -61,27 +61,7 @@ class Publish(Projection):
         self, x: cute.Tensor, w: cute.Tensor, peers: cute.Tensor, turn: cute.Tensor, stream: Stream
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
-        self.kernel(w_atom, w_tiles, x_atom, x_tiles, peers, turn).launch(
-            grid=(self.map.blocks, 1, 1),
-            block=((self.map.warps + 1) * prim.WARP, 1, 1),
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-            preferred_smem_carveout=prim.ALL_SHARED,
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        w_atom: cute.CopyAtom,
-        w: cute.Tensor,
-        x_atom: cute.CopyAtom,
-        x: cute.Tensor,
-        peers: cute.Tensor,
-        turn: cute.Tensor,
-    ) -> None:
-        self._run(w_atom, w, x_atom, x, (peers, turn))
+        self._launch(x, w, (peers, turn), stream)
 
     def _place(self, out: Any) -> Any:
         """The half to send, and every rank's mailbox."""
@@ -128,6 +108,8 @@ class Collect(AttnRes):
     is long: a rank that is lost stops the others, and they cannot take garbage for a result.
     """
 
+    resident = 1
+
     def __init__(self, site: Site, exchange: Exchange) -> None:
         if site.delta == "none" or site.batch > exchange.capacity:
             raise ValueError(f"{site} takes nothing out of {exchange}")
@@ -160,28 +142,7 @@ class Collect(AttnRes):
         stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        self.kernel(prefix, mailbox, turn, bank, score, gain, y).launch(
-            grid=(self.cluster, self.site.batch, 1),
-            block=(THREADS, 1, 1),
-            cluster=(self.cluster, 1, 1),
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-            preferred_smem_carveout=prim.ALL_SHARED,
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        prefix: cute.Tensor,
-        mailbox: cute.Tensor,
-        turn: cute.Tensor,
-        bank: cute.Tensor,
-        score: cute.Tensor,
-        gain: cute.Tensor,
-        y: cute.Tensor,
-    ) -> None:
-        self._run(prefix, (mailbox, turn), bank, score, gain, y)
+        self._launch(prefix, (mailbox, turn), bank, score, gain, y, stream)
 
     @cute.jit
     def _delta(self, source: Any, token: Int32, column: Int32) -> list[Float32]:

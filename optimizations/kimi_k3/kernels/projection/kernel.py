@@ -51,8 +51,13 @@ class Projection:
     @cute.jit
     def __call__(self, x: cute.Tensor, w: cute.Tensor, y: cute.Tensor, stream: Stream) -> None:
         """Launch as a dependent of the kernel ahead."""
+        self._launch(x, w, y, stream)
+
+    @cute.jit
+    def _launch(self, x: cute.Tensor, w: cute.Tensor, out: Any, stream: Stream) -> None:
+        """The launch, whatever sums go to: `out` is what `_store` is told."""
         (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
-        self.kernel(w_atom, w_tiles, x_atom, x_tiles, y).launch(
+        self.kernel(w_atom, w_tiles, x_atom, x_tiles, out).launch(
             grid=(self.map.blocks, 1, 1),
             block=((self.map.warps + 1) * prim.WARP, 1, 1),
             min_blocks_per_mp=1,
@@ -68,9 +73,9 @@ class Projection:
         w: cute.Tensor,
         x_atom: cute.CopyAtom,
         x: cute.Tensor,
-        y: cute.Tensor,
+        out: Any,
     ) -> None:
-        self._run(w_atom, w, x_atom, x, y)
+        self._run(w_atom, w, x_atom, x, out)
 
     def _boxes(self, w: cute.Tensor, x: cute.Tensor) -> list[tuple[cute.CopyAtom, cute.Tensor]]:
         """What TMA takes weights and activations with, box by box."""

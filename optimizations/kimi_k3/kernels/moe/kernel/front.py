@@ -127,28 +127,7 @@ class PublishFrontAndShared(PublishFront):
         stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
-        self.kernel(w_atom, w_tiles, x_atom, x_tiles, peers, turn, gate_up).launch(
-            grid=(self.map.blocks, 1, 1),
-            block=((self.map.warps + 1) * prim.WARP, 1, 1),
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-            preferred_smem_carveout=prim.ALL_SHARED,
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        w_atom: cute.CopyAtom,
-        w: cute.Tensor,
-        x_atom: cute.CopyAtom,
-        x: cute.Tensor,
-        peers: cute.Tensor,
-        turn: cute.Tensor,
-        gate_up: cute.Tensor,
-    ) -> None:
-        self._run(w_atom, w, x_atom, x, (peers, turn, gate_up))
+        self._launch(x, w, (peers, turn, gate_up), stream)
 
     def _place(self, out: Any) -> Any:
         """The half to send, and every rank's mailbox."""
@@ -208,7 +187,12 @@ class Route:
         stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        self.kernel(mailbox, turn, bias, rows, ids, gains, z).launch(
+        self._launch((mailbox, turn, bias, rows, ids, gains, z), (), stream)
+
+    @cute.jit
+    def _launch(self, tensors: Any, shared: Any, stream: Stream) -> None:
+        """The launch, with or without what is to be activated."""
+        self.kernel(*tensors, shared).launch(
             grid=(self.choice.batch, 1, 1),
             block=(self.choice.threads, 1, 1),
             min_blocks_per_mp=1,
@@ -227,8 +211,9 @@ class Route:
         ids: cute.Tensor,
         gains: cute.Tensor,
         z: cute.Tensor,
+        shared: Any,
     ) -> None:
-        self._run(mailbox, turn, bias, rows, ids, gains, z, (z,))
+        self._run(mailbox, turn, bias, rows, ids, gains, z, shared)
 
     @cute.jit
     def _activate(self, shared: Any, token: Int32, thread: Int32) -> None:
@@ -416,26 +401,4 @@ class RouteAndActivate(Route):
         stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        self.kernel(mailbox, turn, bias, rows, ids, gains, z, gate_up, active).launch(
-            grid=(self.choice.batch, 1, 1),
-            block=(self.choice.threads, 1, 1),
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-            preferred_smem_carveout=prim.ALL_SHARED,
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        mailbox: cute.Tensor,
-        turn: cute.Tensor,
-        bias: cute.Tensor,
-        rows: cute.Tensor,
-        ids: cute.Tensor,
-        gains: cute.Tensor,
-        z: cute.Tensor,
-        gate_up: cute.Tensor,
-        active: cute.Tensor,
-    ) -> None:
-        self._run(mailbox, turn, bias, rows, ids, gains, z, (gate_up, active))
+        self._launch((mailbox, turn, bias, rows, ids, gains, z), (gate_up, active), stream)

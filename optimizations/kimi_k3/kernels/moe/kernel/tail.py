@@ -231,29 +231,7 @@ class PublishRow(Publish):
         stream: Stream,
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
-        (w_atom, w_tiles), (x_atom, x_tiles) = self._boxes(w, x)
-        self.kernel(w_atom, w_tiles, x_atom, x_tiles, peers, turn, shares, shares_turn).launch(
-            grid=(self.map.blocks, 1, 1),
-            block=((self.map.warps + 1) * prim.WARP, 1, 1),
-            min_blocks_per_mp=1,
-            stream=stream,
-            use_pdl=True,
-            preferred_smem_carveout=prim.ALL_SHARED,
-        )
-
-    @cute.kernel
-    def kernel(
-        self,
-        w_atom: cute.CopyAtom,
-        w: cute.Tensor,
-        x_atom: cute.CopyAtom,
-        x: cute.Tensor,
-        peers: cute.Tensor,
-        turn: cute.Tensor,
-        shares: cute.Tensor,
-        shares_turn: cute.Tensor,
-    ) -> None:
-        self._run(w_atom, w, x_atom, x, (peers, turn, shares, shares_turn))
+        self._launch(x, w, (peers, turn, shares, shares_turn), stream)
 
     def _place(self, out: Any) -> Any:
         """The half to send, every rank's mailbox, the half the shares are in."""
