@@ -1,8 +1,10 @@
 """Routed experts with MXFP4 weights on a GPU: the experts in use read once, as the checkpoint has
 them.
 
-Owns: device code. Does not own: routing, the sum over a token's experts (`finalize`), how the work
-is cut (`form`). Read by: `moe.launch`, `kernels.compiled`; needs CuTe DSL and nothing else.
+Owns: the launch, products, activation, exchange of hidden numbers. Does not own: routing, who works
+on what (`plan`), weights on their way (`stages`), the sum over a token's experts (`finalize`), how
+the work is cut (`form`). Read by: `moe.launch`, `kernels.compiled`; needs CuTe DSL and nothing
+else.
 """
 
 from __future__ import annotations
@@ -11,8 +13,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float32, Int32, Int64, Uint32
-from cutlass.cute.nvgpu import cpasync
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from kimi_k3.kernels import primitives as prim
@@ -29,11 +30,9 @@ from kimi_k3.kernels.moe.form import (
     WARPS,
     Routed,
 )
+from kimi_k3.kernels.moe.kernel.plan import ALL, THREADS, Plan
+from kimi_k3.kernels.moe.kernel.stages import Stages
 
-THREADS = WARPS * prim.WARP
-ALL = THREADS + prim.WARP
-NUMBERS = LINE // 2
-"""BF16 numbers as which TMA takes a line of 256 weights."""
 ORDER = (0, 4, 2, 6, 1, 5, 3, 7)
 """In which `prim.nibbles` has a word's numbers, and so activations are taken."""
 GROW = 2.0**14
@@ -67,6 +66,7 @@ class Experts:
     def __init__(self, form: Routed) -> None:
         self.form = form
         self.routed = form
+        self.plan, self.stages = Plan(form), Stages(form)
 
     def arguments(self) -> dict[str, Argument]:
         """By name, in order."""
@@ -101,9 +101,10 @@ class Experts:
     ) -> None:
         """Launch as a dependent of the kernel ahead."""
         form = self.routed
-        up_atom, up = self._boxes(w13, form.experts * 2 * form.inter, form.latent // 4, form.hidden)
+        boxes = self.stages.boxes
+        up_atom, up = boxes(w13, form.experts * 2 * form.inter, form.latent // 4, form.hidden)
         folded = form.experts * form.latent // FOLD
-        down_atom, down = self._boxes(w2, folded, FOLD * form.inter // 4, DOWN_ROWS // FOLD)
+        down_atom, down = boxes(w2, folded, FOLD * form.inter // 4, DOWN_ROWS // FOLD)
         self.kernel(up_atom, up, down_atom, down, z, ids, gains, s13, s2, slots, inbox).launch(
             grid=(PARTS, form.crews, 1),
             block=(ALL, 1, 1),
@@ -112,18 +113,6 @@ class Experts:
             use_pdl=True,
             preferred_smem_carveout=prim.ALL_SHARED,
         )
-
-    def _boxes(self, w: Any, rows: int, numbers: int, box: int) -> tuple[Any, Any]:
-        """What TMA takes weights with: [rows, numbers], pairs of bytes as BF16, in boxes of `box`
-        rows and one line."""
-        bytes_ = cute.recast_ptr(w.iterator, dtype=BFloat16)
-        whole = cute.make_tensor(bytes_, cute.make_layout((rows, numbers), stride=(numbers, 1)))
-        layout = cute.make_composed_layout(
-            cute.make_swizzle(3, 4, 3), 0, cute.make_layout((box, NUMBERS), stride=(NUMBERS, 1))
-        )
-        load = cpasync.CopyBulkTensorTileG2SOp()
-        made: tuple[Any, Any] = cpasync.make_tiled_tma_atom(load, whole, layout, (box, NUMBERS))
-        return made
 
     @cute.kernel
     def kernel(
@@ -182,10 +171,10 @@ class Experts:
                 members[thread] = thread
             cute.arch.sync_threads()
         else:
-            count = self._plan(ids, group, thread, counts, table, members)
+            count = self.plan.sort(ids, group, thread, counts, table, members)
 
         if warp == WARPS:
-            self._feed(
+            self.stages.feed(
                 (up_atom, up, down_atom, down, s13, s2), (ring, scales), (full, empty, scaled),
                 (table, count, part),
             )  # fmt: skip
@@ -207,192 +196,6 @@ class Experts:
         form = self.routed
         row = (block * AHEAD + turn % AHEAD) * form.columns + column
         return prim.address(inbox, row * (form.inter // 2))
-
-    @cute.jit
-    def _plan(
-        self,
-        ids: cute.Tensor,
-        group: Int32,
-        thread: Int32,
-        counts: cute.Pointer,
-        table: cute.Pointer,
-        members: cute.Pointer,
-    ) -> Int32:
-        """Sort pairs by expert: this crew's units into `table` (expert; first member and how
-        many), everybody's pairs into `members`. Returns how many units are this crew's.
-
-        Every block does this for itself: it takes less time than another launch. `counts` holds
-        zeros, one per expert and one for pairs of none.
-        """
-        form = cutlass.const_expr(self.routed)
-        lane, warp = thread % prim.WARP, thread // prim.WARP
-        turns = cutlass.const_expr(-(-form.pairs // ALL))
-        experts, ranks = [], []
-        for turn in cutlass.range_constexpr(turns):
-            pair = cutlass.min(turn * ALL + thread, Int32(form.pairs - 1))
-            experts.append(prim.load_word(prim.address(ids, pair)).bitcast(Int32))
-        for turn in cutlass.range_constexpr(turns):
-            inside = turn * ALL + thread < form.pairs
-            one = experts[turn]
-            one = cutlass.select_(inside, one, Int32(form.experts))
-            one = cutlass.select_(one < 0, Int32(form.experts), one)
-            experts[turn] = cutlass.min(one, Int32(form.experts))
-            ranks.append(prim.add_shared(counts + experts[turn], Int32(1)))
-        cute.arch.sync_threads()
-
-        # Where units and members of each expert begin: prefix sums of both in one word.
-        each = cutlass.const_expr(-(-form.experts // THREADS))
-        held = []
-        mine = Int32(0)
-        for i in cutlass.range_constexpr(each):
-            expert = cutlass.min(thread * each + i, Int32(form.experts))
-            found = counts[expert]
-            found = cutlass.select_(expert < form.experts, found, Int32(0))
-            held.append(found)
-            mine = mine + (found + COLUMNS - 1) // COLUMNS * 65536 + found
-        scanned = mine
-        for step in cutlass.range_constexpr(5):
-            other = cute.arch.shuffle_sync_up(scanned, 1 << step, mask_and_clamp=0)
-            scanned = scanned + cutlass.select_(lane >= (1 << step), other, Int32(0))
-        sums = counts + (form.experts + 1)
-        unsorted = sums + (WARPS + 1)
-        if lane == prim.WARP - 1:
-            sums[warp] = scanned
-        cute.arch.sync_threads()
-        total = Int32(0)
-        start = scanned - mine
-        for other_warp in cutlass.range_constexpr(WARPS):
-            found = sums[other_warp]
-            start = start + cutlass.select_(other_warp < warp, found, Int32(0))
-            total = total + found
-        for i in cutlass.range_constexpr(each):
-            expert = thread * each + i
-            first, unit = start % 65536, start // 65536
-            if expert < form.experts:
-                counts[expert] = first
-                for piece in cutlass.range((held[i] + COLUMNS - 1) // COLUMNS, unroll=1):
-                    number = unit + piece
-                    if number % form.crews == group:
-                        place = number // form.crews * 2
-                        size = cutlass.min(held[i] - piece * COLUMNS, Int32(COLUMNS))
-                        table[place] = expert
-                        table[place + 1] = (first + piece * COLUMNS) * 256 + size
-            start = start + (held[i] + COLUMNS - 1) // COLUMNS * 65536 + held[i]
-        if thread == 0:
-            counts[form.experts] = total % 65536
-        cute.arch.sync_threads()
-        # As they came, and then in their order: the blocks of a crew must agree on columns.
-        for turn in cutlass.range_constexpr(turns):
-            if experts[turn] < form.experts:
-                found_at = counts[experts[turn]] + ranks[turn]
-                unsorted[found_at] = turn * ALL + thread
-        cute.arch.sync_threads()
-        for turn in cutlass.range_constexpr(turns):
-            if experts[turn] < form.experts:
-                pair = turn * ALL + thread
-                begin, end = counts[experts[turn]], counts[experts[turn] + 1]
-                place = begin
-                for other in cutlass.range(begin, end, unroll=1):
-                    place = place + cutlass.select_(unsorted[other] < pair, Int32(1), Int32(0))
-                members[place] = pair
-        cute.arch.sync_threads()
-        return (total // 65536 - group + form.crews - 1) // form.crews
-
-    @cute.jit
-    def _feed(self, sources: Any, places: Any, barriers: Any, work: Any) -> None:
-        """The producing warp: one thread fills stage after stage, in the order of use."""
-        form = cutlass.const_expr(self.routed)
-        up_atom, up, down_atom, down, s13, s2 = sources
-        ring, scales = places
-        full, empty, scaled = barriers
-        table, count, part = work
-        up_shared, up_global = self._parts(up_atom, up, ring, form.hidden, 2)
-        down_shared, down_global = self._parts(down_atom, down, ring, DOWN_ROWS // FOLD, form.lines)
-        up_scales = cutlass.const_expr(form.latent // GROUP)
-        down_scales = cutlass.const_expr(form.inter // GROUP)
-        with cute.arch.elect_one():
-            for turn in cutlass.range(count + 1, unroll=1):
-                if turn < count:
-                    expert = table[2 * turn]
-                    cute.arch.mbarrier_wait(scaled + 1, (turn + 1) % 2)
-                    cute.arch.mbarrier_arrive_and_expect_tx(scaled, form.scales)
-                    for half in cutlass.range_constexpr(2):
-                        row = expert * (2 * form.inter) + half * form.inter + part * form.hidden
-                        size = cutlass.const_expr(form.hidden * up_scales)
-                        at = s13.iterator.toint() + Int64(row) * up_scales
-                        prim.fetch(scales + half * size, at, size, scaled)
-                    for chunk in cutlass.range(form.up_chunks, unroll=1):
-                        slot = self._free(full, empty, self._first_up(turn) + chunk,
-                                          form.weight_bytes)  # fmt: skip
-                        for half in cutlass.range_constexpr(2):
-                            row = (2 * expert + half) * PARTS + part
-                            cute.copy(
-                                up_atom,
-                                up_global[None, row, chunk],
-                                up_shared[None, half, slot],
-                                tma_bar_ptr=full + slot,
-                                cache_policy=Int64(prim.EVICT_FIRST),
-                            )
-                if turn > 0:
-                    expert = table[2 * turn - 2]
-                    for chunk in cutlass.range(form.down_chunks, unroll=1):
-                        size = cutlass.const_expr(form.weight_bytes + form.down_scales)
-                        first = self._first_down(turn - 1, count)
-                        slot = self._free(full, empty, first + chunk, size)
-                        row = (expert * PARTS + part) * form.down_chunks + chunk
-                        for line in cutlass.range_constexpr(form.lines):
-                            cute.copy(
-                                down_atom,
-                                down_global[None, row, line],
-                                down_shared[None, line, slot],
-                                tma_bar_ptr=full + slot,
-                                cache_policy=Int64(prim.EVICT_FIRST),
-                            )
-                        at = s2.iterator.toint() + Int64(row) * (DOWN_ROWS * down_scales)
-                        behind = ring + (slot * form.stage_bytes + form.weight_bytes)
-                        prim.fetch(behind, at, form.down_scales, full + slot)
-
-    @cute.jit
-    def _free(self, full: Any, empty: Any, number: Int32, size: Any) -> Int32:
-        """Place of stage `number`, once it is free; it waits for `size` bytes from now on."""
-        slot = number % self.routed.stages
-        cute.arch.mbarrier_wait(empty + slot, (number // self.routed.stages + 1) % 2)
-        cute.arch.mbarrier_arrive_and_expect_tx(full + slot, size)
-        return slot
-
-    def _first_up(self, turn: Int32) -> Int32:
-        """Number of the first stage of a unit's w13: behind it, each unit's w13 and all w2 but of
-        the unit before."""
-        form = self.routed
-        return turn * form.up_chunks + cutlass.max(turn - 1, Int32(0)) * form.down_chunks
-
-    def _first_down(self, unit: Int32, count: Int32) -> Int32:
-        """Number of the first stage of a unit's w2: the next unit's w13 is ahead of it."""
-        form = self.routed
-        return cutlass.min(unit + 2, count) * form.up_chunks + unit * form.down_chunks
-
-    def _parts(self, atom: Any, whole: Any, ring: Any, rows: int, boxes: int) -> tuple[Any, Any]:
-        """Boxes of the ring and of memory, as TMA takes them."""
-        form = self.routed
-        layout = cute.make_layout(
-            (rows, NUMBERS, boxes, form.stages),
-            stride=(NUMBERS, 1, rows * NUMBERS, form.stage_bytes // 2),
-        )
-        swizzled = cute.recast_ptr(ring, cute.make_swizzle(3, 4, 3), dtype=BFloat16)
-        tiles = cute.local_tile(whole, (rows, NUMBERS), (None, None))
-        made: tuple[Any, Any] = cpasync.tma_partition(
-            atom, 0, cute.make_layout(1),
-            cute.group_modes(cute.make_tensor(swizzled, layout), 0, 2),
-            cute.group_modes(tiles, 0, 2),
-        )  # fmt: skip
-        return made
-
-    @cute.jit
-    def _taken(self, full: Any, number: Int32) -> Int32:
-        """Place of stage `number`, once it is full."""
-        slot = number % self.routed.stages
-        cute.arch.mbarrier_wait(full + slot, (number // self.routed.stages) % 2)
-        return slot
 
     def _products(self, pairs: Any, rights: Any, scales: Any, sums: Any) -> list[Any]:
         """sums[n] plus 16 rows of one group of 32 columns, a word of eight weights per lane and
@@ -443,7 +246,7 @@ class Experts:
         lane = thread % prim.WARP
         warp = cute.arch.make_warp_uniform(thread // prim.WARP)
         unit = table[2 * turn + 1]
-        first = self._first_up(turn)
+        first = self.stages.first_up(turn)
 
         # A warp has every eighth group of columns, one of each stage. A lane holds 8 of the 32
         # activations of one token; columns without a token repeat the last.
@@ -484,7 +287,7 @@ class Experts:
                 ]
                 for m in range(tiles)
             ]
-            slot = self._taken(full, first + chunk)
+            slot = self.stages.taken(full, first + chunk)
             rows = [
                 prim.load_matrices(matrix + slot * form.stage_bytes + m * (32 * LINE))
                 for m in range(tiles // 2)
@@ -552,7 +355,7 @@ class Experts:
         lane = thread % prim.WARP
         warp = cute.arch.make_warp_uniform(thread // prim.WARP)
         unit = table[2 * turn + 1]
-        first = self._first_down(turn, count)
+        first = self.stages.first_down(turn, count)
         tile, side = warp % 4, warp // 4
         groups = cutlass.const_expr(form.inter // GROUP // 2)
 
@@ -590,7 +393,7 @@ class Experts:
         # Both halves of the columns meet in shared memory, once all have left it.
         cute.arch.barrier(barrier_id=1, number_of_threads=THREADS)
         for chunk in cutlass.range(form.down_chunks, unroll=1):
-            slot = self._taken(full, first + chunk)
+            slot = self.stages.taken(full, first + chunk)
             rows = [
                 prim.load_matrices(matrices[step] + slot * form.stage_bytes)
                 for step in range(groups // 2)
