@@ -1,8 +1,8 @@
 """What really ran over vLLM's model: the path of every step, and the device's own count.
 
-Owns: reading a step's facts off vLLM's batch, the count that graphs keep. Does not own: the record
-itself (`runtime.evidence`), the decision (`plan`). Knows no class of vLLM. Read by: `state`, the
-model.
+Owns: reading a step's facts off vLLM's batch, what it writes, the count that graphs keep. Does not
+own: the record itself (`runtime.evidence`), the decision (`plan`). Knows no class of vLLM. Read by:
+`state`, the model.
 
 Two counts that know nothing of each other: the runner's, of steps whose graph was captured
 specialised, and the device's, to which every such graph adds one when it is replayed.
@@ -10,9 +10,11 @@ specialised, and the device's, to which every such graph adds one when it is rep
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kimi_k3.runtime.evidence import Recorder
@@ -30,6 +32,25 @@ def facts_of(batch: Any) -> StepFacts:
         decode_rows=int((decode & (lengths == 1)).sum()),
         verify_rows=int((decode & (lengths > 1)).sum()),
     )
+
+
+def writes_of(
+    groups: Iterable[Any], told: Mapping[str, Any], slots: Tensor, requests: int, tokens: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """State blocks and cache rows that a step writes, on the device. Copies, since vLLM tells the
+    next step in the same memory.
+
+    `groups`: of layers that share a block table; `told`: a step's metadata by layer; `slots` int64
+    [groups, tokens or more]: where each token's row lies. A KDA layer's metadata tells its blocks.
+    """
+    states, rows = [], []
+    for number, group in enumerate(groups):
+        own = told[group.layer_names[0]]
+        if hasattr(own, "non_spec_state_indices_tensor"):
+            states.append(own.non_spec_state_indices_tensor[:requests])
+        else:
+            rows.append(slots[number, :tokens])
+    return [torch.cat(states)] if states else [], [torch.cat(rows)] if rows else []
 
 
 class GraphRecorder(Recorder):

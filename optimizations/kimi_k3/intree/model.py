@@ -7,7 +7,7 @@ vLLM's. Imported by vLLM when a checkpoint names the architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -99,13 +99,22 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         if self.decode is not None:
             self.decode.prepare(widths)
 
-    def note(self, facts: StepFacts, graph: int | None) -> None:
-        """Record one step; `graph`: the batch of the full graph that runs it. Raises
-        `PeerLostError` where an earlier step waited for a rank in vain, which ends the engine."""
+    def note(
+        self,
+        facts: StepFacts,
+        graph: int | None,
+        states: Sequence[Tensor] = (),
+        rows: Sequence[Tensor] = (),
+    ) -> None:
+        """Record one step; `graph`: the batch of the full graph that runs it; `states`, `rows`:
+        what it writes, of KDA and of MLA. Raises `PeerLostError` where an earlier step waited for a
+        rank in vain, which ends the engine."""
         if self.decode is not None:
             self.decode.noticed()
         captured = self.decode.capture.captured if self.decode is not None else ()
-        self.recorder.record(plan(facts, self.recorder.switch, captured, graph), facts)
+        self.recorder.record(
+            plan(facts, self.recorder.switch, captured, graph), facts, states, rows
+        )
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 from vllm.config import CUDAGraphMode
 from vllm.models.kimi_k3.nvidia.model_state import KimiK3ModelState
 
-from kimi_k3.intree.evidence import facts_of
+from kimi_k3.intree.evidence import facts_of, writes_of
 
 
 class ModelState(KimiK3ModelState):
@@ -22,6 +22,8 @@ class ModelState(KimiK3ModelState):
         """After the weights are loaded and rearranged."""
         super().__init__(vllm_config, model, encoder_cache, device)
         self._step: Any = None
+        self._asked = bool(vllm_config.parallel_config.worker_extension_cls)
+        """Whether somebody can ask for what steps wrote; it costs two small copies each."""
         model.build()
 
     def initialize_kv_cache(self, kv_cache_config: Any, block_tables: Any) -> None:
@@ -41,9 +43,16 @@ class ModelState(KimiK3ModelState):
         self, input_batch: Any, cudagraph_mode: Any, *arguments: Any, **named: Any
     ) -> Any:
         """Right before the step runs: `cudagraph_mode` says how."""
+        told = super().prepare_attn(input_batch, cudagraph_mode, *arguments, **named)
         if input_batch is self._step:
             self._step = None
             full = cudagraph_mode == CUDAGraphMode.FULL
             graph = input_batch.num_tokens_after_padding if full else None
-            self.language_model.note(facts_of(input_batch), graph)
-        return super().prepare_attn(input_batch, cudagraph_mode, *arguments, **named)
+            facts = facts_of(input_batch)
+            wrote: Any = ([], [])
+            if self._asked:
+                _, slots, _, config, *_ = arguments
+                groups = config.kv_cache_groups
+                wrote = writes_of(groups, told, slots, facts.requests, facts.tokens)
+            self.language_model.note(facts, graph, *wrote)
+        return told

@@ -49,9 +49,9 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.import_module("kimi_k3.intree.state")
     monkeypatch.delitem(sys.modules, "kimi_k3.intree.state")
     made = module.ModelState.__new__(module.ModelState)
-    made._step = None
+    made._step, made._asked = None, False
     made.language_model = SimpleNamespace(
-        note=lambda facts, graph: notes.append((facts.decode_rows, graph)),
+        note=lambda facts, graph, *wrote: notes.append((facts.decode_rows, graph, *wrote)),
         prepare=lambda widths: calls.append(widths),
     )
     return SimpleNamespace(state=made, calls=calls, notes=notes)
@@ -62,7 +62,7 @@ def test_a_step_is_noted_once_with_the_graph_that_runs_it(hooked: Any) -> None:
     hooked.state.preprocess_state(batch, 1, 2)
     for _ in range(2):
         hooked.state.prepare_attn(batch, CUDAGraphMode.FULL, 3, for_capture=False)
-    assert hooked.notes == [(3, 4)]
+    assert hooked.notes == [(3, 4, [], [])]
     prepared = ("prepare_attn", 3, ["for_capture"])
     assert hooked.calls == [("preprocess_state", 3, []), prepared, prepared]
 
@@ -72,7 +72,7 @@ def test_a_step_outside_full_graphs_has_none(hooked: Any) -> None:
         batch = _batch(8)
         hooked.state.preprocess_state(batch)
         hooked.state.prepare_attn(batch, mode)
-    assert hooked.notes == [(3, None), (3, None)]
+    assert hooked.notes == [(3, None, [], [])] * 2
 
 
 def test_dummy_runs_and_captures_are_not_noted(hooked: Any) -> None:
@@ -81,7 +81,7 @@ def test_dummy_runs_and_captures_are_not_noted(hooked: Any) -> None:
     hooked.state.prepare_attn(_batch(4), CUDAGraphMode.FULL)
     assert hooked.notes == []
     hooked.state.prepare_attn(real, CUDAGraphMode.FULL)
-    assert hooked.notes == [(3, 4)]
+    assert hooked.notes == [(3, 4, [], [])]
 
 
 def test_launches_are_prepared_once_caches_are_bound(hooked: Any) -> None:
@@ -92,3 +92,21 @@ def test_launches_are_prepared_once_caches_are_bound(hooked: Any) -> None:
     )
     widths = {"a": 3, "b": 3, "c": 7}
     assert hooked.calls == [("initialize_kv_cache", 2, []), widths]
+
+
+def test_what_a_step_writes_is_noted_where_somebody_can_ask(hooked: Any) -> None:
+    hooked.state._asked = True
+    kda = SimpleNamespace(non_spec_state_indices_tensor=torch.tensor([5, 6, 7, 0]))
+    slots = torch.tensor([[-1] * 4, [768, 769, 1536, -1]])
+    groups = [SimpleNamespace(layer_names=[name]) for name in ("kda", "mla")]
+    told = {"kda": kda, "mla": SimpleNamespace()}
+    type(hooked.state).__mro__[1].prepare_attn = lambda *_, **__: told
+    batch = _batch(4)
+    hooked.state.preprocess_state(batch)
+    config = SimpleNamespace(kv_cache_groups=groups)
+    assert hooked.state.prepare_attn(batch, CUDAGraphMode.FULL, (), slots, [], config) is told
+    ((rows, graph, (states,), (written,)),) = hooked.notes
+    kda.non_spec_state_indices_tensor.zero_()
+    slots.zero_()
+    assert (rows, graph) == (3, 4)
+    assert states.tolist() == [5, 6, 7] and written.tolist() == [768, 769, 1536]
