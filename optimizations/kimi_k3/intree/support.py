@@ -31,7 +31,7 @@ VERSIONS = ("0.33.0",)
 CAPABILITY = (9, 0)
 RELEASED_RANKS = 1
 """GPUs the released table was run on. Nothing in the path knows their number: the measured table
-takes any that divides the shapes."""
+takes any that divides the shapes. With decode context parallelism MLA layers stay vLLM's."""
 
 
 def version() -> str:
@@ -110,14 +110,22 @@ def _sizes(config: Any) -> str | None:
     names = {
         "pipeline parallelism": parallel.pipeline_parallel_size,
         "data parallelism": parallel.data_parallel_size,
-        "decode context parallelism": parallel.decode_context_parallel_size,
     }
     other = [f"{name} of size {size}" for name, size in names.items() if size > 1]
-    ranks = parallel.tensor_parallel_size
-    if ranks > RELEASED_RANKS and table_of(config) == "shipped":
-        other.append(f"tensor parallelism of size {ranks}")
+    return f"{', '.join(other)}: there is no such path" if other else None
+
+
+def _ranks(config: Any) -> str | None:
+    parallel = config.parallel_config
+    names = {
+        "tensor parallelism": parallel.tensor_parallel_size,
+        "decode context parallelism": parallel.decode_context_parallel_size,
+    }
+    other = [f"{name} of size {size}" for name, size in names.items() if size > RELEASED_RANKS]
+    if not other or table_of(config) != "shipped":
+        return None
     told = f"this path was run on one GPU only; {TABLE_OPTION} measured takes several of one host"
-    return f"{', '.join(other)}: {told}" if other else None
+    return f"{', '.join(other)}: {told}"
 
 
 def _drafts(config: Any) -> str | None:
@@ -162,6 +170,7 @@ REFUSED: tuple[Check, ...] = (
     _dtype,
     _quantised,
     _sizes,
+    _ranks,
     experts_parallel,
     lora,
     _drafts,

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 pytest.importorskip("cutlass")
 
-from kimi_k3.intree.layer import Kept, MixSite, Moe, Shared  # noqa: E402
+from kimi_k3.intree.layer import Kept, MixSite, MlaHalf, Moe, Shared  # noqa: E402
 from kimi_k3.intree.ranks import Ranks, exchanges  # noqa: E402
 
 EXPERTS, LATENT, INTER, HIDDEN, WIDTH = 896, 3584, 384, 7168, 768
@@ -171,3 +171,14 @@ def test_through_mailboxes_the_next_site_takes_what_a_call_gives(moe: Moe, batch
     for _ in range(REPLAYS):
         assert torch.equal(sent(), first)
     moe.shared.ranks.wait()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ranks", "served"),
+    [("auto", 1, True), ("bfloat16", 1, True), ("fp8", 1, False), ("auto", 2, False)],
+)
+def test_latents_in_fp8_or_spread_over_ranks_stay_the_engines(
+    dtype: str, ranks: int, served: bool
+) -> None:
+    attention = SimpleNamespace(kv_cache_dtype=dtype, dcp_world_size=ranks)
+    assert MlaHalf.serves(attention) is served

@@ -250,9 +250,11 @@ def test_several_ranks_of_the_right_shape_are_served_by_the_measured_table(
 ) -> None:
     text = config.model_config.hf_text_config
     config.parallel_config.tensor_parallel_size = ranks
+    config.parallel_config.decode_context_parallel_size = ranks
     text.moe_intermediate_size *= ranks
     (reason,) = support.reasons(config)
     assert f"tensor parallelism of size {ranks}" in reason and "one GPU only" in reason
+    assert f"decode context parallelism of size {ranks}" in reason
     config.additional_config = ON | {"fasttrack_table": "measured"}
     assert support.reasons(config) == []
 
