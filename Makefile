@@ -24,7 +24,7 @@ ARGS ?=
 # For `make test`, e.g. PYTEST_ARGS='-m "not slow" tests/unit'
 PYTEST_ARGS ?=
 # Tests use one thread each; a file's tests share what it set up. `WORKERS=` for one process.
-WORKERS ?= -n auto --maxprocesses 4 --dist loadfile
+WORKERS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -383,6 +383,7 @@ def test_a_count_no_request_can_have_stops_the_step(
 # ---- several ranks ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # compiles the units of two ranks where the cache folder has none
 def test_two_ranks_equal_one(
     verifier: Executor, exact: dict[str, Tensor], weights: dict[str, Tensor]
