@@ -34,8 +34,8 @@ NEEDS = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what this machine cannot run; files with slow tests come first, so that
-    no process is left alone with one of them at the end."""
+    """Skip, with the reason, what this machine cannot run. Files with slow tests come first, so
+    that no process is left alone with one of them at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     for item in items:
