@@ -36,6 +36,8 @@ LEGEND = (
     "Circle: no answer. Lines: interval. Shaded: noise floor of the cell."
 )
 TRACK = 20
+NAMED = 4.0
+"""Percent of the width a span needs for a name: some six letters on a page of usual width."""
 PANEL = 110
 SMALLEST = 1e-8
 """Amounts below this, zero among them, are drawn here."""
@@ -145,7 +147,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def timeline(figure: Timeline, name: str) -> str:
-    """Lanes of kernels on one axis in microseconds, each stream of a lane on a line of its own."""
+    """Lanes of kernels on one axis in microseconds, each track of a lane on a line of its own."""
     longest = max((s.end_us for _, spans in figure.lanes for s in spans), default=0.0) or 1.0
     parts = []
     y = 6
@@ -155,12 +157,13 @@ def timeline(figure: Timeline, name: str) -> str:
         for index, span in enumerate(spans):
             left, right = (_share(v / longest) for v in (span.start_us, span.end_us))
             odd = " odd" if index % 2 else ""
+            named = _text(0, 13, span.name, "wide") if right - left >= NAMED else ""
             parts.append(
-                f'<svg x="{left}%" y="{y + TRACK * span.track}" overflow="hidden" '
+                f'<svg class="clip" x="{left}%" y="{y + TRACK * span.track}" '
                 f'width="{round(max(right - left, 0.0), 3)}%" height="{TRACK - 2}">'
                 f"<title>{text(span.name)}: {span.end_us - span.start_us:.3g} us</title>"
                 f'<rect class="span{odd}" width="100%" height="100%"/>'
-                f"{_text(0, 13, span.name, 'wide')}</svg>\n"
+                f"{named}</svg>\n"
             )
         y += TRACK * (1 + max((span.track for span in spans), default=0)) + 10
     parts.append(_text(0, y + 8, "0 us", "soft"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from fasttrack.report.model import Span
+from fasttrack.report.names import short
 from fasttrack.schema import Timeline
 
 MOST_MARKS = 40
@@ -92,7 +93,8 @@ def cut(seen: Timeline) -> tuple[tuple[Part, ...], str]:
         Part(n, seen.kinds[n], tuple(spans[a:b]))
         for n, (a, b) in enumerate(zip(starts, ends, strict=True))
     )
-    return parts, f"{' and '.join(marks)}, once per layer"
+    told = " and ".join(dict.fromkeys(map(short, marks)))
+    return parts, f"{told}, once per layer"
 
 
 def typical(parts: Iterable[Part], kind: str) -> Part:

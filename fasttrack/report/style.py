@@ -109,6 +109,7 @@ th code { color: var(--soft); }
 figure { margin: .8rem 0 1rem; }
 figcaption { font-size: .85rem; color: var(--soft); margin-top: .4rem; }
 svg { display: block; overflow: visible; }
+svg.clip { overflow: hidden; }
 svg text { fill: var(--ink); font-size: 12px; font-variant-numeric: tabular-nums; }
 svg .soft { fill: var(--soft); }
 svg .rule { stroke: var(--line); }

@@ -6,6 +6,7 @@ import pytest
 
 from fasttrack.engine._fake_evidence import timeline as simulated
 from fasttrack.report import figures, html, layers, timeline
+from fasttrack.report.model import Span
 from fasttrack.report.model import Timeline as Drawn
 from fasttrack.report.tally import Tally, count
 from fasttrack.schema import Timeline, TimelineRecord
@@ -107,3 +108,30 @@ def test_what_was_not_profiled_is_said() -> None:
     said = timeline.section(tally(simulated(False), None)).paragraphs
     assert said == ("No timeline of specialised: planted.",)
     assert "left none" in timeline.section(Tally()).paragraphs[0]
+
+
+def test_spans_that_overlap_are_drawn_apart_and_streams_below_each_other() -> None:
+    spans = [
+        Span("a", 0, 4, 0), Span("b", 3, 6, 0), Span("c", 4, 5, 0), Span("d", 5.5, 7, 0),
+        Span("e", 0, 9, 1),
+    ]  # fmt: skip
+    found = {span.name: span.track for span in timeline.apart(spans)}
+    assert found == {"a": 0, "b": 1, "c": 0, "d": 0, "e": 2}
+
+
+def test_what_ran_is_listed_arm_beside_arm() -> None:
+    pair = {
+        arm: layers.whole(seen(names, "k"))
+        for arm, names in (("base", "abc"), ("candidate", "d"))
+    }  # fmt: skip
+    listed = timeline._names("k", pair)  # type: ignore[arg-type]
+    assert listed.columns == ("", "k layer, stock", "us", "k layer, specialised", "us")
+    assert listed.rows[0] == ("1", "a", "3", "d", "3")
+    assert listed.rows[2] == ("3", "c", "3", "-", "-")
+
+
+def test_a_name_is_drawn_where_it_has_room() -> None:
+    spans = Span("wide", 0, 90, 0), Span("narrow", 90, 91, 0), Span("rest", 91, 100, 0)
+    drawn = figures.timeline(Drawn("", (("lane", spans),)), "f")
+    assert ">wide</text>" in drawn and ">rest</text>" in drawn
+    assert ">narrow</text>" not in drawn and "<title>narrow: 1 us</title>" in drawn
