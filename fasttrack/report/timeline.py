@@ -139,8 +139,9 @@ def _notes(told: Mapping[Arm, Seen], cuts: Mapping[Arm, tuple[object, str]]) -> 
         "device's profiler: the step, and of each kind of layer the one, of the median length. "
         "Kinds are named by the cache they keep. On a CPU a span is an operator that no other "
         "called, or a compiled unit. Spans that overlap may hold waiting: a dependent launch "
-        "begins before the one ahead has ended. The profiler costs time in every span, so that this shows "
-        "what runs, not how much is gained: speed is judged without it, from other sessions."
+        "begins before the one ahead has ended. The profiler costs time in every span, so that "
+        "this shows what runs, not how much is gained: speed is judged without it, from other "
+        "sessions."
     )
     for arm, seen in told.items():
         under = sorted(us for _, us in seen.steps)[len(seen.steps) // 2]
