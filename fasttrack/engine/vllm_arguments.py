@@ -23,6 +23,8 @@ def of_target(
 ) -> dict[str, Any]:
     """Keywords of `vllm.LLM` for one arm; the target's own `engine_args` win, but for the switch:
     the rest of an `additional_config` among them stands beside it."""
+    own = dict(target.engine_args)
+    beside = own.pop("additional_config", {})
     arguments = {
         **COMMON,
         "model": checkpoint,
@@ -30,10 +32,8 @@ def of_target(
         "max_model_len": target.max_model_len,
         "max_num_seqs": target.max_num_seqs,
         "tensor_parallel_size": target.tensor_parallel_size,
-        **target.engine_args,
-        "additional_config": _merged(
-            target.engine_args.get("additional_config", {}), additional_config
-        ),
+        "additional_config": _merged(beside, additional_config),
+        **own,
     }
     if plugin and plugin.worker_extension:
         arguments["worker_extension_cls"] = plugin.worker_extension
