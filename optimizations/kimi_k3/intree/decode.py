@@ -92,11 +92,8 @@ class Decode:
         self.hasty = False
         """For the benchmark: let kernels that are not ours begin before ours ahead of them end."""
         self.extra_bytes = sum(one.nbytes for layer in kept.values() for one in layer)
-        for layer in self._layers:
-            if isinstance(layer.half, MlaHalf):
-                self.extra_bytes += layer.half.extra_bytes
-            if layer.moe is not None:
-                self.extra_bytes += layer.moe.extra_bytes
+        parts = (part for layer in self._layers for part in (layer.half, layer.moe))
+        self.extra_bytes += sum(part.extra_bytes for part in parts if part is not None)
 
     def takes(self, batch: int) -> bool:
         """Whether this forward is ours."""

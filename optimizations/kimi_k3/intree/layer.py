@@ -143,9 +143,10 @@ class Half:
         self.attention = attention
         self.into, self.out = into, attention.o_proj.weight.data
 
-    def attend(self, x: Tensor, where: Any) -> Tensor:
-        """x [B, D] -> [B, H 128]. `where`: the rows' places in caches."""
-        raise NotImplementedError
+    @property
+    def extra_bytes(self) -> int:
+        """What exists twice."""
+        return 0
 
     def give(self, heads: Tensor) -> Tensor:
         """heads [B, H 128] through the output projection -> this rank's share [B, D]."""
@@ -189,7 +190,7 @@ class KdaHalf(Half):
         return conv, recurrent
 
     def attend(self, x: Tensor, where: Tensor) -> Tensor:
-        """`where`: slots int32 [B], 0 for rows without a request."""
+        """x [B, D] -> [B, H 128]. `where`: slots int32 [B], 0 for rows without a request."""
         conv, recurrent = self.pools()
         batch = len(x)
         kernel = kda.paged(
@@ -264,7 +265,7 @@ class MlaHalf(Half):
         return found
 
     def attend(self, x: Tensor, where: Pages) -> Tensor:
-        """See the class."""
+        """x [B, D] -> [B, H 128]."""
         cache, batch, heads = self.cache(), len(x), self.heads
         # Kernels need to know where the first row is; how many there are is no part of the code.
         first = cache.view(-1, latent.ROW)[:1]

@@ -7,7 +7,7 @@ vLLM's. Imported by vLLM when a checkpoint names the architecture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -109,9 +109,10 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         """Record one step; `graph`: the batch of the full graph that runs it; `states`, `rows`:
         what it writes, of KDA and of MLA. Raises `PeerLostError` where an earlier step waited for a
         rank in vain, which ends the engine."""
+        captured: Collection[int] = ()
         if self.decode is not None:
             self.decode.noticed()
-        captured = self.decode.capture.captured if self.decode is not None else ()
+            captured = self.decode.capture.captured
         self.recorder.record(
             plan(facts, self.recorder.switch, captured, graph), facts, states, rows
         )
