@@ -1,7 +1,9 @@
 """Arithmetic of the GPU cases of the expert half, on a CPU.
 
 Protects: what the kernels are judged by. The truth of a case is the reference model's; stock's own
-arithmetic is near it, and each planted fault is far from it. Needs no GPU.
+arithmetic is near it, and each planted fault is far from it. Late ranks in a loop-back cannot wait
+for what one GPU has no way to run: nothing waits ahead of its senders, or in all the room there is.
+Needs no GPU.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from kimi_k3.cases.gpu.common import BATCHES, Arrival, arrivals
 from kimi_k3.cases.gpu.experts import BETA, LINEAR_BETA, ExpertsCase
 from kimi_k3.cases.gpu.moe_front import TOP_K, FrontCase
-from kimi_k3.cases.gpu.moe_tail import TailCase
+from kimi_k3.cases.gpu.moe_tail import COLLECT, NORM, TailCase, waits
 from kimi_k3.kernels.moe.mxfp4 import dequantised
+from kimi_k3.kernels.projection.form import H200
 from kimi_k3.reference.basic import situ
 
 Case = ExpertsCase | FrontCase | TailCase
@@ -68,3 +72,36 @@ def test_rows_of_the_front_have_as_many_experts_as_they_should_and_clear_ones() 
     truth, stock = case.reference(inputs)["gains"], case.stock(inputs)["gains"]
     assert bool(((truth > 0).sum(1) == TOP_K).all())
     assert torch.equal(truth > 0, stock > 0)
+
+
+def _starving(order: list[Arrival], last: int) -> list[Arrival]:
+    """Waits, steps `last`, that are launched ahead of something they wait for."""
+    return [
+        one
+        for place, one in enumerate(order)
+        if one.step == last and any(other.step < last for other in order[place:])
+    ]
+
+
+@pytest.mark.parametrize("delays", [[0.0, 0.0], [5e-3, 0.0, 5e-3, 0.0], [0.1, 0.3, 0.2]])
+def test_no_wait_is_launched_ahead_of_what_it_waits_for(delays: list[float]) -> None:
+    order = arrivals(delays, 0, NORM)
+    assert sorted((one.rank, one.step) for one in order) == [
+        (rank, step) for rank in range(len(delays)) for step in range(NORM)
+    ]
+    assert not _starving(order, NORM - 1)
+    # As it was once: the early rank with all its steps first.
+    early = [one for one in order if one.rank == order[0].rank]
+    assert _starving([*early, *(one for one in order if one not in early)], NORM - 1)
+
+
+def test_ranks_are_as_late_with_every_step_as_they_should_be() -> None:
+    late = arrivals([2e-3, 0.0, 5e-3], 0, 2)
+    assert [(one.rank, one.step) for one in late[:3]] == [(1, 0), (0, 0), (2, 0)]
+    assert [one.pause_s for one in late] == [0.0, 2e-3, pytest.approx(3e-3), 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_blocks_of_the_tail_that_wait_leave_whole_multiprocessors(batch: int) -> None:
+    blocks = {NORM: batch, COLLECT: 7 * batch}
+    assert all(blocks[step] < H200.multiprocessors // 2 for step in waits(batch))

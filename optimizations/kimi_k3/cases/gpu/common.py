@@ -7,11 +7,10 @@ the same formulas in FP32 with the roundings that stock's kernels make.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +25,16 @@ HIDDEN = 7168
 EPS = 1e-5
 BATCHES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 NAN = float("nan")
+CYCLES = 2e9
+"""Of a GPU's clock per second, at most: a pause is no shorter than it should be."""
+
+
+class Arrival(NamedTuple):
+    """One launch: step of a rank, and how long the device pauses ahead of it."""
+
+    rank: int
+    step: int
+    pause_s: float
 
 
 def generator(seed: int, regime: Regime) -> torch.Generator:
@@ -123,27 +132,40 @@ def in_turn(programs: Programs) -> None:
             launch()
 
 
+def arrivals(delays_s: Sequence[float], start: int, end: int) -> list[Arrival]:
+    """In which order the ranks' steps `start` to `end` are launched, the last of which waits for
+    other ranks: the early rank's, the others' in turn, each late, and then every wait.
+
+    So no wait is launched ahead of what it waits for, and the device may take launches in their
+    order, from however many streams. The early rank still waits in its kernel, because what makes
+    the others late are pauses on the device, far longer than the launches take.
+    """
+    first, *others = sorted(range(len(delays_s)), key=delays_s.__getitem__)
+    made = [Arrival(first, step, 0.0) for step in range(start, end - 1)]
+    for step in range(start, end - 1):
+        for before, rank in pairwise((first, *others)):
+            made.append(Arrival(rank, step, delays_s[rank] - delays_s[before]))
+    return [*made, *(Arrival(rank, end - 1, 0.0) for rank in (first, *others))]
+
+
 def late(programs: Programs, delays_s: Sequence[float], waits: Sequence[int]) -> None:
     """The same, rank i `delays_s[i]` late with every step (numbers from the first again where they
-    are too few), but for what is behind the last of `waits`.
+    are too few), but for what is behind the last of `waits`, each one more than the number of a
+    step that waits for other ranks.
 
-    Up to each of `waits`, one more than the number of a step that waits for other ranks, the first
-    rank launches all its steps at once: it waits in a kernel, the others for their launches. Not
-    more, because one GPU has to keep room for the others' kernels. There would be none if every
-    rank waited in a kernel, nor behind further steps of the first, whose blocks would take it
-    before they have anything to do.
+    The early rank has a stream of its own and goes up to the next wait, no further: blocks of a
+    kernel behind it would lie there, with nothing to do, in the others' room. Not every rank waits
+    in a kernel, for the same reason. A case names in `waits` only steps whose blocks leave room.
     """
     delays = [delays_s[rank % len(delays_s)] for rank in range(len(programs))]
-    order = sorted(range(len(programs)), key=delays.__getitem__)
     main, early = torch.cuda.current_stream(), torch.cuda.Stream()
     for start, end in pairwise((0, *waits)):
         early.wait_stream(main)
-        with torch.cuda.stream(early):
-            for launch in programs[order[0]][start:end]:
-                launch()
-        for step in zip(*(program[start:end] for program in programs), strict=True):
-            for before, rank in pairwise(order):
-                time.sleep(delays[rank] - delays[before])
-                step[rank]()
+        order = arrivals(delays, start, end)
+        for rank, step, pause_s in order:
+            with torch.cuda.stream(early if rank == order[0].rank else main):
+                if pause_s > 0:
+                    torch.cuda._sleep(int(pause_s * CYCLES))
+                programs[rank][step]()
         main.wait_stream(early)
     in_turn([program[waits[-1] :] for program in programs])

@@ -35,7 +35,7 @@ SHARED = 768
 NORM, COLLECT = 3, 5
 """Steps up to each that waits for other ranks."""
 FEW = 8
-"""Rows whose mix site leaves one GPU room for another rank's up-projection."""
+"""Rows whose mix site leaves one GPU room for other ranks' up-projections."""
 _EXCHANGES = 3
 """Per call: one more than a mailbox has halves, so that what one left behind would show."""
 _ends: dict[int, Any] = {}
@@ -128,8 +128,8 @@ class TailCase(GpuCase):
 
     def candidate_skewed(self, inputs: Tensors, delays_s: Sequence[float]) -> Tensors:
         """The rank that comes first waits in its kernels for the others."""
-        waits = [NORM, COLLECT] if len(inputs["active"]) <= FEW else [NORM]
-        return self._exchanged(inputs, partial(late, delays_s=delays_s, waits=waits))
+        late_ones = partial(late, delays_s=delays_s, waits=waits(len(inputs["active"])))
+        return self._exchanged(inputs, late_ones)
 
     def _exchanged(self, inputs: Tensors, meet: Callable[[Programs], None]) -> Tensors:
         """Twice the negative slots, then what was asked for."""
@@ -178,6 +178,12 @@ class TailCase(GpuCase):
         """Weights of every rank."""
         elements = HIDDEN * (LATENT + SHARED * regime["ranks"])
         return {"bytes": 2.0 * elements, "flops": 2.0 * elements * regime["batch"]}
+
+
+def waits(batch: int) -> list[int]:
+    """Steps up to each that waits for late ranks: of its blocks, one per row and seven per row,
+    there are so few that half of the multiprocessors have none."""
+    return [NORM, COLLECT] if batch <= FEW else [NORM]
 
 
 def _exact(x: Tensor, w: Tensor) -> Tensor:
