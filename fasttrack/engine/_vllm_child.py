@@ -24,8 +24,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fasttrack.engine import _vllm_device
 from fasttrack.engine._vllm_caches import scan
-from fasttrack.engine._vllm_device import Clock
 from fasttrack.engine._vllm_requests import Collected, parameters
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.code import mapped
@@ -106,9 +106,7 @@ class Backend:
         self._drafted: list[int] = []
         self._seen: Counter[str] = Counter()
         self._watch_scheduler()
-        alone = self._engine.vllm_config.parallel_config.world_size == 1
-        runner = self._llm.collective_rpc(_runner)[0] if alone else None
-        self._clock = Clock(runner, lambda: len(self._scheduled) - 1)
+        self._llm.collective_rpc(_vllm_device.install)
         self._count = 0
         evidence = self._evidence()
         return SessionInfo(
@@ -145,7 +143,7 @@ class Backend:
         self._contexts.clear()
         self._drafted.clear()
         self._seen.clear()
-        self._clock.read()
+        self._device_s()
         try:
             answers, steps, emitted = self._run(
                 names, asked, full_decode_steps, mark_after, lane_tokens
@@ -157,7 +155,7 @@ class Backend:
                 self._evidence()
             raise
         evidence = self._evidence()
-        device_s = self._clock.read()
+        device_s = self._device_s()
         scheduler = self._engine.engine_core.engine_core.scheduler
         return Generation(
             answers=answers,
@@ -253,7 +251,11 @@ class Backend:
                 asked, _vllm_routing.random_tokens(lengths, words, seed), strict=True
             ):
                 request["prompt"] = ids
-        seen = _vllm_routing.Routing(experts)
+        runner = self._llm.collective_rpc(_runner)[0]
+        try:
+            seen = _vllm_routing.watch(runner.get_model(), experts)
+        except _vllm_routing.CannotWatch as error:
+            return {"experts": experts, "problem": str(error)}
         step = self._engine.step
 
         def watched() -> Any:
@@ -456,6 +458,10 @@ class Backend:
             return update(asked, made)
 
         scheduler.update_from_output = updated
+
+    def _device_s(self) -> dict[int, float]:
+        """The device's seconds by index of the step, since the last time."""
+        return _vllm_device.together(self._llm.collective_rpc(_vllm_device.read))
 
     def _evidence(self) -> dict[str, Any]:
         if not (self._plugin and self._plugin.worker_extension):

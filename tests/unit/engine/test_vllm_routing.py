@@ -14,7 +14,7 @@ EXPERTS = 4
 
 def routed(*steps: Any) -> list[list[int]]:
     """Counts per layer after engine steps, each a function."""
-    seen = observe.Routing(EXPERTS)
+    seen = observe.Operators(EXPERTS)
     for step in steps:
         seen.step()
         with seen:
@@ -51,6 +51,60 @@ def test_a_fused_operator_that_writes_its_choice_is_counted() -> None:
 
     chosen = torch.zeros(2, 1, dtype=torch.int32)
     assert routed(lambda: route(SCORES, chosen)) == [[2, 0, 0, 0]]
+
+
+class Router:
+    """A router of vLLM's, as far as it is asked."""
+
+    capture_fn: Any = None
+
+    def set_capture_fn(self, told: Any) -> None:
+        """See the class."""
+        self.capture_fn = told
+
+    def choose(self, *ids: list[int]) -> None:
+        """Rows of chosen experts."""
+        if self.capture_fn is not None:
+            self.capture_fn(torch.tensor(ids, dtype=torch.int32))
+
+
+def model(*routers: Any) -> Any:
+    """With a layer for each router, and one without."""
+    layers = [torch.nn.Module() for _ in range(len(routers) + 1)]
+    for layer, router in zip(layers, routers, strict=False):
+        layer.router = router
+    return torch.nn.ModuleList(layers)
+
+
+def test_routers_of_the_engine_are_asked_while_a_step_runs() -> None:
+    first, second, before = Router(), Router(), []
+    first.set_capture_fn(before.append)
+    seen = observe.watch(model(first, second, second), EXPERTS)
+    for _ in range(2):
+        seen.step()
+        with seen:
+            first.choose([0, 1], [0, -1])  # the last row has a place without a token
+            second.choose([3, 2])
+    first.choose([2, 2])
+    assert [counts.tolist() for counts in seen.counts] == [[4, 2, 0, 0], [0, 0, 2, 2]]
+    assert len(before) == 1, "who was told before is told again"
+    assert second.capture_fn is None
+
+
+def test_routers_that_say_nothing_were_not_seen() -> None:
+    seen = observe.watch(model(Router()), EXPERTS)
+    with seen:
+        pass
+    assert seen.counts == []
+
+
+def test_a_model_without_routers_is_watched_by_its_operators_on_a_cpu_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert isinstance(observe.watch(model(), EXPERTS), observe.Operators)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(observe.CannotWatch, match="no router"):
+        observe.watch(model(), EXPERTS)
 
 
 def test_random_tokens_follow_the_seed_and_fill_the_vocabulary() -> None:
