@@ -29,6 +29,7 @@ from fasttrack.engine.setting import Setting
 from fasttrack.errors import FasttrackError, Interrupted, RunError
 from fasttrack.evals import manifest
 from fasttrack.perf.agent import client, traces
+from fasttrack.perf.together import Together
 from fasttrack.report import build, markdown
 from fasttrack.schema import (
     STAGES,
@@ -94,6 +95,8 @@ class Options:
     """Data files of external evals that lie elsewhere than the claim says, by eval."""
     jobs: int = 1
     """Units at once, of the stages that time nothing."""
+    together: int = 1
+    """Engines of a perf block that boot at once."""
     agent: bool = False
     """Replay agent traffic, whatever the tier."""
     aiperf: Path | None = None
@@ -196,6 +199,7 @@ def _folder(
             "policy": options.policy.digest(),
             # Times of this machine and of a cluster's do not belong into one run.
             **({"cluster": True} if options.ray else {}),
+            **({"together": options.together} if options.together > 1 else {}),
             "source": folders.digest(frozen.folder.resolve()),
             "harness": provenance.harness_digest(),
             "checkpoint": weights_sha256,
@@ -295,6 +299,9 @@ def _measure(
             device = setting.engine.name != "fake"
             blocks = Blocks(options.ray, specs, device, run.append_failure)
             runners["perf"] = stack.enter_context(blocks)
+        elif options.together > 1:
+            specs = [unit.spec for unit in waiting if unit.stage == "perf"]
+            runners["perf"] = stack.enter_context(Together(specs, options.together))
         _run_units(run, setting, made, waiting, cost_s, runners, watcher, options)
 
 

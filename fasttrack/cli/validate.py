@@ -27,6 +27,7 @@ from fasttrack.cli.common import (
     pick_target,
     talk,
 )
+from fasttrack.errors import UsageError
 from fasttrack.plan import check_stages
 from fasttrack.report import build, terminal
 from fasttrack.schema import STAGES, Tier
@@ -98,6 +99,16 @@ def validate(
             help="Ops whose kernels are judged at once. Nothing that is timed has a neighbour.",
         ),
     ] = 1,
+    together: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=4,
+            metavar="N",
+            help="Engines of a perf block that boot at once: each is measured while the others are "
+            "idle, on GPUs of its own where there are enough, else beside them in memory.",
+        ),
+    ] = 1,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Throw away an unfinished run of the same inputs.")
     ] = False,
@@ -108,6 +119,10 @@ def validate(
     Exit status: 0 every rule passed, 1 a rule failed, 2 usage, 3 inconclusive, 4 environment,
     5 crash.
     """
+    if ray is not None and together > 1:
+        raise UsageError(
+            "USE-001", "--together is of this machine, --ray of others", next_step="name one"
+        )
     frozen = load(folder)
     stages = check_stages(tuple(only or STAGES))
     left_out = check_stages(tuple(skip or ()))
@@ -128,6 +143,7 @@ def validate(
         ray=ray,
         data=data_files(data),
         jobs=jobs,
+        together=together,
         agent=agent,
         aiperf=aiperf,
     )

@@ -1,9 +1,9 @@
 """The engine protocol: what every room may ask of an engine, and the nouns it speaks in.
 
-Owns: `Launch`, `Sampling`, `Request`, `Session`, `Engine` and what a child answers: `SessionInfo`,
-`Encoded`, `Rendered`, `Generation`, `Answer`, `Caches`, `Inspection`, `End`. Knows no flags of any
-engine: an engine is a child module that answers ``start``, ``encode``, ``chat``, ``generate``,
-``reset_prefix_cache``, ``caches``, ``inspect``, ``end``.
+Owns: `Launch`, `Sampling`, `Request`, `Boot`, `Session`, `Engine` and what a child answers:
+`SessionInfo`, `Encoded`, `Rendered`, `Generation`, `Answer`, `Caches`, `Inspection`, `End`. Knows
+no flags of any engine: an engine is a child module that answers ``start``, ``encode``, ``chat``,
+``generate``, ``reset_prefix_cache``, ``caches``, ``inspect``, ``end``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from fasttrack.engine.channel import Child
+from fasttrack.engine.channel import Asked, Child
 from fasttrack.errors import EnvironmentUnmet, RunError, UsageError
 from fasttrack.schema import Arm, EngineStep, PathStep, StateStep, Target, Timeline
 from fasttrack.schema.claim import Frozen, Plugin
@@ -355,6 +355,10 @@ class Session:
         answer, _ = self._child.call("code", self._timeout_s)
         return _parsed(self._child, "code", Code, answer).files
 
+    def kill(self) -> None:
+        """Stop the engine without a word."""
+        self._child.kill()
+
     def __enter__(self) -> Session:
         return self
 
@@ -391,16 +395,17 @@ class Engine:
                 )
 
     def start(self, launch: Launch) -> Session:
-        """Boot a session and wait until it is ready.
+        """Boot a session and wait until it is ready; raises as `Boot.wait` does."""
+        return self.boot(launch).wait()
 
-        Raises the coded error of the child; `RunError` ENG-001 for one that carries no code.
-        """
+    def boot(self, launch: Launch) -> Boot:
+        """Begin to boot a session, and leave it to itself."""
         self.check()
         child = Child(
             self.module, log=launch.log, env={**self.env, **launch.env}, cell=launch.session
         )
         try:
-            answer, _ = child.call(
+            asked = child.ask(
                 "start",
                 launch.start_timeout_s,
                 session=launch.session,
@@ -412,7 +417,28 @@ class Engine:
                 count_nans=launch.count_nans,
                 forces=launch.forces,
             )
-            info = _parsed(child, "start", SessionInfo, answer)
+        except BaseException:
+            child.kill()
+            raise
+        return Boot(child, asked, launch.call_timeout_s)
+
+
+@dataclass(frozen=True)
+class Boot:
+    """A session that is being booted."""
+
+    child: Child
+    asked: Asked
+    call_timeout_s: float
+
+    def wait(self) -> Session:
+        """The session, when it is ready.
+
+        Raises the coded error of the child; `RunError` ENG-001 for one that carries no code.
+        """
+        child = self.child
+        try:
+            info = _parsed(child, "start", SessionInfo, child.wait(self.asked)[0])
         except RunError as error:
             child.kill()
             if error.code == "ENG-006":
@@ -428,7 +454,7 @@ class Engine:
         except BaseException:
             child.kill()
             raise
-        return Session(child, info, launch.call_timeout_s)
+        return Session(child, info, self.call_timeout_s)
 
 
 def _parsed(child: Child, call: str, model: type[Model], answer: Mapping[str, Any]) -> Model:

@@ -21,7 +21,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,16 @@ ERRORS: dict[str, type[FasttrackError]] = {
 }
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A question to a child that has not answered it yet."""
+
+    call: str
+    timeout_s: float
+    deadline: float
+    """Monotonic seconds."""
+
+
 class Child:
     """A child process with a channel, a log file and a bounded life."""
 
@@ -159,35 +170,39 @@ class Child:
         marks: list[tuple[int, float]] | None = None,
         **arguments: Any,
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Ask the child for `call` and wait for the answer.
+        """Ask the child for `call` and wait for the answer: `ask`, then `wait`."""
+        return self.wait(self.ask(call, timeout_s, blobs, **arguments), marks)
+
+    def ask(
+        self, call: str, timeout_s: float, blobs: Sequence[bytes] = (), **arguments: Any
+    ) -> Asked:
+        """Ask the child for `call`. One question at a time. Raises as `wait` does."""
+        asked = Asked(call, timeout_s, time.monotonic() + timeout_s)
+        with self._broken(asked):
+            self._channel.send({"call": call, "arguments": arguments}, blobs, asked.deadline)
+        return asked
+
+    def wait(
+        self, asked: Asked, marks: list[tuple[int, float]] | None = None
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """The child's answer.
 
         Into `marks` go the numbers that the child sends before its answer, each with this
         process's monotonic clock when it came.
 
-        Raises `RunError` ENG-003 (killed), ENG-004 (no answer in `timeout_s`), ENG-005 (protocol)
+        Raises `RunError` ENG-003 (killed), ENG-004 (no answer in time), ENG-005 (protocol)
         or the coded error the child reported. The child is dead after the first three.
         """
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._channel.send({"call": call, "arguments": arguments}, blobs, deadline)
-            answer, data = self._channel.receive(deadline)
+        with self._broken(asked):
+            answer, data = self._channel.receive(asked.deadline)
             while set(answer) == {"mark"} and marks is not None and len(marks) < MAX_MARKS:
                 marks.append((int(answer["mark"]), time.monotonic()))
-                answer, data = self._channel.receive(deadline)
-        except TimeoutError:
-            self.kill()
-            raise self._error(
-                "ENG-004", f"no answer to {call!r} within {timeout_s:.0f} s; stopped"
-            ) from None
-        except ChannelClosed:
-            raise self._died(call) from None
-        except (ValueError, TypeError) as error:
-            raise self.malformed(call, error) from None
+                answer, data = self._channel.receive(asked.deadline)
         fault = answer.get("error")
         if fault is None:
             return answer, data
         if not isinstance(fault, dict) or not {"code", "message"} <= set(fault):
-            raise self.malformed(call, "an error without code or message")
+            raise self.malformed(asked.call, "an error without code or message")
         code = str(fault["code"])
         raise ERRORS.get(code, RunError)(
             code,
@@ -196,6 +211,21 @@ class Child:
             next_step=f"read {self.log}",
             detail=fault.get("traceback"),
         )
+
+    @contextlib.contextmanager
+    def _broken(self, asked: Asked) -> Iterator[None]:
+        """A channel that fails while it is used, as the error that says how."""
+        try:
+            yield
+        except TimeoutError:
+            self.kill()
+            raise self._error(
+                "ENG-004", f"no answer to {asked.call!r} within {asked.timeout_s:.0f} s; stopped"
+            ) from None
+        except ChannelClosed:
+            raise self._died(asked.call) from None
+        except (ValueError, TypeError) as error:
+            raise self.malformed(asked.call, error) from None
 
     def malformed(self, call: str, why: object) -> RunError:
         """ENG-005 for an answer nobody can use; the child that gave it is stopped."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fasttrack.engine.base import Engine, Generation, Launch, Session, check_switch
+from fasttrack.engine.base import Boot, Engine, Generation, Launch, Session, check_switch
 from fasttrack.schema import Arm, Claim, PathRecord, Record, SessionRecord, Target
 from fasttrack.schema.claim import AgentTraffic
 from fasttrack.schema.record import Stage
@@ -67,6 +67,10 @@ class Setting:
     number of valid pairs that are planned."""
     place: Mapping[str, str] = field(default_factory=dict)
     """Of a node of a cluster: `node`, its name, and `machine`, what it is."""
+    idle: dict[str, Ready] = field(default_factory=dict)
+    """Engines that were booted ahead, by session; each is taken out when its turn has come."""
+    gpus: tuple[int, ...] | None = None
+    """Indices of the GPUs that engines are given; None: those this process has."""
     journal: Path | None = None
     """Folder for what a unit wants to keep of itself should it be interrupted."""
 
@@ -95,8 +99,40 @@ class Setting:
             plugin=self.claim.plugin,
             checkpoint=self.checkpoint,
             log=self.logs / f"{name}.log",
+            env=self._env,
             call_timeout_s=self.timeout_s,
             start_timeout_s=self.timeout_s,
+        )
+
+    @property
+    def _env(self) -> Mapping[str, str]:
+        if self.gpus is None:
+            return {}
+        # In the order of NVIDIA's management library, by which the indices are.
+        chosen = ",".join(map(str, self.gpus))
+        return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": chosen}
+
+    def boot(self, stage: Stage, name: str, arm: Arm, variant: Variant = AS_TARGETED) -> Booting:
+        """Begin to boot an arm; raises what `Engine.boot` raises."""
+        launch = self.launch(name, arm, variant)
+        record = self._begun(stage, launch, variant)
+        return Booting(self.engine.boot(launch), record)
+
+    def _begun(self, stage: Stage, launch: Launch, variant: Variant) -> SessionRecord:
+        """The record of a session whose boot begins now."""
+        self.say(f"{launch.session}: starting {launch.arm}")
+        now = time.monotonic()
+        return SessionRecord(
+            stage=stage,
+            session=launch.session,
+            arm=launch.arm,
+            variant=variant.name,
+            started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+            start_s=now,
+            ready_s=now,
+            end_s=now,
+            switch=None,
+            fingerprint={"checkpoint": self.checkpoint_sha256, "source": self.source_sha256()},
         )
 
     @contextmanager
@@ -114,40 +150,60 @@ class Setting:
     ) -> Iterator[Session]:
         """Boot an arm, hand it out, stop it and append its `SessionRecord` to `out`.
 
-        `on_ready` is given the record of the session as if it ended at once.
+        One of `idle` is handed out as it is. `on_ready` is given the record of the session as if it
+        ended at once.
 
         Raises what `Engine.start` raises, and CLM-006 when the switch is not in effect.
         """
-        self.say(f"{name}: starting {arm}")
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        start = time.monotonic()
-        source = self.source_sha256()
-        launch = self.launch(name, arm, variant, count_nans, forces)
-        with self.engine.start(replace(launch, env={**launch.env, **(env or {})})) as session:
+        ready = self.idle.pop(name, None)
+        if ready is None:
+            launch = self.launch(name, arm, variant, count_nans, forces)
+            begun = self._begun(stage, launch, variant)
+            launch = replace(launch, env={**launch.env, **(env or {})})
+            ready = Ready.now(self.engine.start(launch), begun)
+            record = ready.record
+        else:
+            record = ready.record.model_copy(update={"turn_s": time.monotonic()})
+        with ready.session as session:
             expected = getattr(self.claim.switch, arm)
             check_switch(session.info, expected, self.claim.switch.key)
-            ready = time.monotonic()
-            record = SessionRecord(
-                stage=stage,
-                session=name,
-                arm=arm,
-                variant=variant.name,
-                started_utc=started,
-                start_s=start,
-                ready_s=ready,
-                end_s=ready,
-                switch=session.info.switch,
-                fingerprint={
-                    **session.info.fingerprint,
-                    "checkpoint": self.checkpoint_sha256,
-                    "source": source,
-                },
-            )
             if on_ready is not None:
                 on_ready(record)
             yield session
         ended = {"end_s": time.monotonic(), "peak_rss_mib": session.peak_rss_mib}
         out.append(record.model_copy(update=ended))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An engine that is ready, and its record as if it ended at once."""
+
+    session: Session
+    record: SessionRecord
+
+    @classmethod
+    def now(cls, session: Session, begun: SessionRecord) -> Ready:
+        """`begun`: the record that was made when its boot began."""
+        ready = time.monotonic()
+        known = {
+            "ready_s": ready,
+            "end_s": ready,
+            "switch": session.info.switch,
+            "fingerprint": {**session.info.fingerprint, **begun.fingerprint},
+        }
+        return cls(session, begun.model_copy(update=known))
+
+
+@dataclass(frozen=True)
+class Booting:
+    """An engine that is being booted."""
+
+    boot: Boot
+    record: SessionRecord
+
+    def wait(self) -> Ready:
+        """The engine, when it is ready; raises what `Boot.wait` raises."""
+        return Ready.now(self.boot.wait(), self.record)
 
 
 def path_record(

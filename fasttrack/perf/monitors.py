@@ -13,7 +13,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -93,12 +93,15 @@ def between(before: Values, after: Values) -> dict[str, float]:
 class Watch:
     """A sampler beside the work: `values` holds its summary after the `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: Sequence[int] | None = None) -> None:
+        """`gpus`: those to watch, by index; None: all."""
+        self._gpus = gpus
         self.values: dict[str, float] = {}
 
     def __enter__(self) -> Watch:
+        chosen = [] if self._gpus is None else [",".join(map(str, self._gpus))]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fasttrack.perf.monitors", str(os.getpid())],
+            [sys.executable, "-m", "fasttrack.perf.monitors", str(os.getpid()), *chosen],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -123,10 +126,10 @@ class Watch:
             self._process.wait()
 
 
-def main(root: int) -> None:
-    """Sample until standard input ends, then print the summary."""
+def main(root: int, chosen: Sequence[int] | None = None) -> None:
+    """Sample until standard input ends, then print the summary. `chosen`: GPUs, by index."""
     before = snapshot(root)
-    gpus = nvml.Gpus(lambda pid: _is_ours(pid, root))
+    gpus = nvml.Gpus(lambda pid: _is_ours(pid, root), chosen)
     packages = rapl.Packages()
     print("watching", flush=True)
     slowest = before.get("cpu_mhz")
@@ -155,4 +158,4 @@ def _is_ours(pid: int, root: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), [int(one) for told in sys.argv[2:] for one in told.split(",")] or None)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 IDLE = 0x1
 """`nvmlClocksEventReasonGpuIdle`: a slow clock that is no throttling."""
 
 
-class Gpus:
-    """All GPUs of the machine; empty where there are none."""
+def count() -> int:
+    """How many GPUs this machine has; none where nothing tells."""
+    return Gpus(lambda pid: True).count
 
-    def __init__(self, ours: Callable[[int], bool]) -> None:
+
+class Gpus:
+    """GPUs of the machine, all or some by index; empty where there are none."""
+
+    def __init__(self, ours: Callable[[int], bool], chosen: Sequence[int] | None = None) -> None:
         """`ours`: whether a process id is in the harness's own tree."""
         self._ours = ours
         self._handles: list[Any] = []
@@ -29,10 +34,15 @@ class Gpus:
         with contextlib.suppress(Exception):
             self._nvml: Any = importlib.import_module("pynvml")
             self._nvml.nvmlInit()
-            count = self._nvml.nvmlDeviceGetCount()
-            self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+            indices = range(self._nvml.nvmlDeviceGetCount()) if chosen is None else chosen
+            self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in indices]
         self._energy = self._joules()
         self._ecc = self._errors()
+
+    @property
+    def count(self) -> int:
+        """How many are watched."""
+        return len(self._handles)
 
     def sample(self) -> None:
         """Look at every GPU once."""

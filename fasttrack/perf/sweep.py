@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
@@ -24,19 +25,37 @@ from fasttrack.schema.claim import Shape
 DEFAULT_BUDGET = 2048
 
 
+@dataclass(frozen=True)
+class Boot:
+    """What a unit boots."""
+
+    name: str
+    arm: Arm
+    variant: Variant
+    cells: tuple[Cell, ...]
+    """What is measured in it, in order."""
+
+
+def boot_of(setting: Setting, spec: Mapping[str, Any]) -> Boot | None:
+    """What a unit of decode, prefill or mixed cells boots; None when nothing is left to measure."""
+    cells = () if "agent" in spec else tuple(_cells(setting, spec))
+    if not cells:
+        return None
+    name = f"perf-b{spec['block']}-{spec['position']}-{spec['arm']}"
+    return Boot(name, spec["arm"], _variant(setting, Shape(*spec["shape"])), cells)
+
+
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """Measure all cells in one boot, or replay agent traffic in it."""
     if "agent" in spec:
         return replay.run(setting, spec)
-    arm: Arm = spec["arm"]
-    name = f"perf-b{spec['block']}-{spec['position']}-{arm}"
-    shape = Shape(*spec["shape"])
-    cells = _cells(setting, spec)
-    if not cells:
+    boot = boot_of(setting, spec)
+    if boot is None:
         return []
+    shape = Shape(*spec["shape"])
     passages = prompts.load(setting.target.prompts, setting.folder)
     try:
-        return _measure(setting, spec, name, cells, passages)
+        return _measure(setting, spec, boot, passages)
     except RunError as error:
         refused = error.code in ("ENG-001", "ENG-007")
         if not refused or shape == (setting.target.tensor_parallel_size, 1, 0):
@@ -44,7 +63,11 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
         # An engine that this machine or the model cannot have: the rule says whose fault it is.
         return [
             RefusalRecord(
-                session=name, arm=arm, shape=shape.name, code=error.code, cause=error.cause[:1000]
+                session=boot.name,
+                arm=boot.arm,
+                shape=shape.name,
+                code=error.code,
+                cause=error.cause[:1000],
             )
         ]
 
@@ -62,16 +85,11 @@ def _variant(setting: Setting, shape: Shape) -> Variant:
 
 
 def _measure(
-    setting: Setting,
-    spec: Mapping[str, Any],
-    name: str,
-    cells: Sequence[Cell],
-    passages: prompts.Passages,
+    setting: Setting, spec: Mapping[str, Any], boot: Boot, passages: prompts.Passages
 ) -> list[Record]:
     records: list[Record] = []
-    arm: Arm = spec["arm"]
-    variant = _variant(setting, Shape(*spec["shape"]))
-    with setting.session("perf", name, arm, records, variant) as session:
+    name, arm, cells = boot.name, boot.arm, boot.cells
+    with setting.session("perf", name, arm, records, boot.variant) as session:
         longest = max(cell.context_tokens for cell in cells)
         text = prompts.corpus(passages.texts, setting.seed, 8 * longest)
         corpus = session.encode([text])[0]
@@ -79,7 +97,7 @@ def _measure(
             "prompt_set_sha256": passages.sha256,
             "token_evenness": prompts.evenness(corpus),
         }
-        with monitors.Watch() as watch:
+        with monitors.Watch(setting.gpus) as watch:
             for index, cell in enumerate(cells):
                 setting.say(f"{name}: {cell.id} ({index + 1}/{len(cells)})")
                 made = _cell(setting, session, name, arm, cell, corpus, spec)
@@ -89,7 +107,8 @@ def _measure(
         if arm == "base" and not spec["block"]:
             sent = _sent(setting, session, cells, corpus)
             records += routing.measure(session, name, sent)
-    values = {**watch.values, **setting.place}
+    own = {"own_gpus": ",".join(map(str, setting.gpus))} if setting.gpus else {}
+    values = {**watch.values, **setting.place, **own}
     records.append(MonitorRecord(stage="perf", session=name, values=values))
     return records
 

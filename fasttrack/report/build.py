@@ -69,6 +69,10 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
             for (node, machine), count in tally.places.items()
         )
         facts.append(("Perf ran on a cluster", told))
+    if together := [one for one in tally.sessions if one.beside]:
+        most = max(len(one.beside) for one in together) + 1
+        told = f"{len(together)} sessions, {most} at once; all but one idle at any time"
+        facts.append(("Booted together", told))
     if target.baseline_note:
         facts.append(("Baseline", target.baseline_note))
     return Report(

@@ -99,7 +99,8 @@ def _session_times(facts: Facts) -> Iterator[Contradiction]:
     created = datetime.fromisoformat(facts.run.created_utc)
     for record in facts.sessions.values():
         started = _utc(record)
-        if started is None or not 0 <= record.start_s <= record.ready_s <= record.end_s:
+        times = (0.0, record.start_s, record.ready_s, _turn_s(record), record.end_s)
+        if started is None or any(one > other for one, other in pairwise(times)):
             yield Contradiction("VER-083", f"{record.session}: times out of order", record)
         elif started < created - TOLERANCE:
             yield Contradiction("VER-083", f"{record.session} is older than its run", record)
@@ -109,18 +110,31 @@ def _overlaps(facts: Facts) -> Iterator[Contradiction]:
     """Overlap on both clocks: a reboot restarts one, an adjustment may shift the other."""
     timed = [(start, r) for r in facts.sessions.values() if (start := _utc(r)) is not None]
     timed.sort(key=lambda pair: pair[0])
-    latest: tuple[datetime, SessionRecord] | None = None
+    running: list[tuple[datetime, SessionRecord]] = []
     for start, record in timed:
-        end = start + timedelta(seconds=record.end_s - record.start_s)
-        if latest is not None:
-            before, other = latest
-            both = record.start_s < other.end_s and other.start_s < record.end_s
-            if both and start < before - TOLERANCE:
-                yield Contradiction(
-                    "VER-084", f"{record.session} ran while {other.session} did", record
-                )
-        if latest is None or end > latest[0]:
-            latest = (end, record)
+        running = [(end, other) for end, other in running if start < end - TOLERANCE]
+        clash = next((other for _, other in running if _disturbed(record, other)), None)
+        if clash is not None:
+            yield Contradiction(
+                "VER-084", f"{record.session} ran while {clash.session} did", record
+            )
+        running.append((start + timedelta(seconds=record.end_s - record.start_s), record))
+
+
+def _disturbed(one: SessionRecord, other: SessionRecord) -> bool:
+    """Whether two sessions overlap, but for boots of those that booted together and idle waits."""
+    if one.session not in other.beside or other.session not in one.beside:
+        return one.start_s < other.end_s and other.start_s < one.end_s
+    return any(
+        _turn_s(turn) < end and start < turn.end_s
+        for turn, rest in ((one, other), (other, one))
+        for start, end in ((rest.start_s, rest.ready_s), (_turn_s(rest), rest.end_s))
+    )
+
+
+def _turn_s(record: SessionRecord) -> float:
+    """When a session began to be used."""
+    return record.ready_s if record.turn_s is None else record.turn_s
 
 
 def _references(facts: Facts) -> Iterator[Contradiction]:
@@ -190,7 +204,7 @@ def _step_times(facts: Facts) -> Iterator[Contradiction]:
         if facts.simulated or session is None or not sample.steps:
             continue
         first, last = sample.steps[0], sample.steps[-1]
-        early = first.start_s < session.ready_s - TOLERANCE.total_seconds()
+        early = first.start_s < _turn_s(session) - TOLERANCE.total_seconds()
         late = last.start_s + last.duration_s > session.end_s + TOLERANCE.total_seconds()
         if early or late:
             yield Contradiction("VER-088", f"{where}: steps lie outside the session", sample)

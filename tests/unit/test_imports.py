@@ -85,7 +85,7 @@ FASTTRACK = {
     "cluster": f"{ROOM} folders stages bundle.provenance cluster",
     "beside": f"{ROOM} plan",
     "pipeline": f"{ROOM} beside selftest cluster claim plan checkpoints timings folders stages "
-    "rules bundle report evals.manifest perf.agent.traces perf.agent.client",
+    "rules bundle report evals.manifest perf.together perf.agent.traces perf.agent.client",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.

@@ -37,6 +37,14 @@ class Scripted:
             raise answer
         return answer, []
 
+    def ask(self, call: str, timeout_s: float, **arguments: Any) -> str:
+        """The call, to wait for."""
+        return call
+
+    def wait(self, asked: str) -> tuple[Any, list[bytes]]:
+        """The scripted answer."""
+        return self.call(asked, 0.0)
+
     def kill(self) -> None:
         """Stopped."""
         self.alive = False

@@ -1,0 +1,108 @@
+"""The perf stage with engines of a block that boot together and are measured one after the other.
+
+Booting takes most of a session on a GPU, and can wait for nobody: files, one core, compilers. While
+one engine is measured the others sit idle and no engine boots. They are given GPUs of their own if
+there are enough, in an order that gives every pair of GPUs both arms the same way round; otherwise
+they share the GPUs and their memory. Owns who boots when; what is measured is `sweep`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from fasttrack.engine.setting import Ready, Setting
+from fasttrack.errors import FasttrackError
+from fasttrack.perf import nvml, sweep
+from fasttrack.schema import Record
+
+Spec = Mapping[str, Any]
+
+
+class Together:
+    """Runs units of the perf stage. Use as a context manager, then as a runner.
+
+    `specs`: the units that still wait, in their order; `count`: how many engines at once.
+    """
+
+    def __init__(self, specs: Sequence[Spec], count: int) -> None:
+        self._specs = specs
+        self._count = count
+        self._idle: dict[str, Ready] = {}
+        self._gpus = _gpus()
+
+    def __enter__(self) -> Together:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._idle:
+            self._idle.popitem()[1].session.kill()
+
+    def __call__(self, setting: Setting, spec: Spec) -> list[Record]:
+        """Records of one session; its turn comes when all of its group are ready."""
+        group = self._group(spec)
+        here = {one["position"]: self._with_gpus(setting, one) for one in group}
+        asked = [sweep.boot_of(setting, one) for one in group]
+        boots = [one for one in asked if one is not None]
+        if spec == group[0] and len(boots) == len(group) > 1:
+            self._boot(list(here.values()), boots)
+        return sweep.run(here[spec["position"]], spec)
+
+    def _group(self, spec: Spec) -> list[Spec]:
+        """The units that boot with this one, in order: of its block, by position."""
+        if "agent" in spec:
+            return [spec]
+        mine = spec["block"], spec["position"] // self._count
+        return [
+            one
+            for one in self._specs
+            if "agent" not in one and (one["block"], one["position"] // self._count) == mine
+        ]
+
+    def _with_gpus(self, setting: Setting, spec: Spec) -> Setting:
+        """With GPUs of its own for a unit, by its place in the group, if all can have some."""
+        needed = 1 if "agent" in spec else spec["shape"][0]
+        own = None
+        if "agent" not in spec and needed * self._count <= len(self._gpus):
+            first = spec["position"] % self._count * needed
+            own = self._gpus[first : first + needed]
+        return replace(setting, idle=self._idle, gpus=own)
+
+    def _boot(self, settings: Sequence[Setting], boots: Sequence[sweep.Boot]) -> None:
+        """Begin all, then wait for all. If one fails, each boots alone in its turn, and the error,
+        if it comes again, is told then: two may be more than the memory holds."""
+        with contextlib.ExitStack() as failed:
+            begun = []
+            for setting, one in zip(settings, boots, strict=True):
+                made = setting.boot("perf", one.name, one.arm, one.variant)
+                failed.callback(made.boot.child.kill)
+                begun.append(made)
+            try:
+                ready = [booting.wait() for booting in begun]
+            except FasttrackError as error:
+                settings[0].say(f"together they do not boot ({error.code}): one by one")
+                return
+            failed.pop_all()
+        names = [one.name for one in boots]
+        for name, engine in zip(names, ready, strict=True):
+            beside = tuple(other for other in names if other != name)
+            record = engine.record.model_copy(update={"beside": beside})
+            self._idle[name] = replace(engine, record=record)
+
+
+def _gpus() -> tuple[int, ...]:
+    """Indices of the GPUs that this process may use; none where they are told by other names."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        return tuple(range(nvml.count()))
+    names = [name for name in told.split(",") if name]
+    return tuple(map(int, names)) if all(name.isdecimal() for name in names) else ()

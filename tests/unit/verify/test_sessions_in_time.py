@@ -1,0 +1,44 @@
+"""Protects the order of sessions in time: only boots of engines that booted together may overlap,
+and nothing runs or boots while another is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from zoo_records._path import session
+
+from fasttrack.verify import consistency
+
+
+def one(name: str, start: float, ready: float, turn: float | None, end: float, **more: Any) -> Any:
+    """A session by its times."""
+    told = {"start_s": start, "ready_s": ready, "turn_s": turn, "end_s": end, **more}
+    return session("perf", name, "base").model_copy(update={"session": name, **told})
+
+
+def test_a_pair_that_boots_together_does_not_disturb_itself() -> None:
+    first = one("a", 0, 50, 60, 70, beside=("b",))
+    second = one("b", 1, 60, 71, 80, beside=("a",))
+    assert not consistency._disturbed(first, second)
+
+
+@pytest.mark.parametrize(
+    ("second", "beside"),
+    [
+        ((1, 65, 71, 80), ("a",)),  # it still booted while the first was measured
+        ((1, 60, 65, 80), ("a",)),  # both were measured at once
+        ((1, 60, 71, 80), ()),  # only one of them says so
+        ((61, 65, 71, 80), ("a",)),  # it booted inside the other's turn
+    ],
+)
+def test_what_disturbs_is_seen(second: tuple[float, ...], beside: tuple[str, ...]) -> None:
+    first = one("a", 0, 50, 60, 70, beside=("b",))
+    start, ready, turn, end = second
+    other = one("b", start, ready, turn, end, beside=beside)
+    assert consistency._disturbed(first, other) and consistency._disturbed(other, first)
+
+
+def test_sessions_that_follow_each_other_do_not_disturb() -> None:
+    assert not consistency._disturbed(one("a", 0, 5, None, 9), one("b", 9.5, 12, None, 20))
+    assert consistency._disturbed(one("a", 0, 5, None, 9), one("b", 8, 12, None, 20))
