@@ -38,7 +38,9 @@ if [ -n "$parts" ]; then
   said "engine unpacked"
 fi
 # No multicast over NVLink: what is measured here works without it.
+# FlashInfer's all-reduce asks for multicast unless another of its ways is named.
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 VLLM_ALLREDUCE_USE_SYMM_MEM=0
+export VLLM_ALLREDUCE_USE_FLASHINFER=0 VLLM_FLASHINFER_ALLREDUCE_BACKEND=trtllm
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 KIMI_K3_CACHE=${KIMI_K3_CACHE:-$(realpath "$work")/kernels}
 
 # Folders are named relative to the repository, so that no path of this machine gets into a bundle.

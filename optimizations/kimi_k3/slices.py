@@ -1,14 +1,16 @@
 """Checkpoints of which a rank is a rank of eight of Kimi K3: full width, few layers, by seed.
 
-Owns: the configurations and weights of `k3-slice` (one GPU), `k3-slice2` (two) and `k3-slice8`
-(eight: whole layers), in names and formats of the released checkpoint: routed experts in MXFP4,
-gates and convolutions in FP32, all else in BF16. Does not own: names and shapes
+Owns: the configurations and weights of `k3-slice` and `k3-slice-deep` (one GPU), `k3-slice2` (two)
+and `k3-slice8` (eight: whole layers), in names and formats of the released checkpoint: routed
+experts in MXFP4, gates and convolutions in FP32, all else in BF16. Does not own: names and shapes
 (`reference.weights`). Read by: vLLM's own Kimi K3.
 
-    python -m kimi_k3.slices k3-slice OUT     26 GiB, k3-slice2 50, k3-slice8 69; seconds on GPUs
+    python -m kimi_k3.slices k3-slice OUT     26 GiB, k3-slice2 and -deep 50, k3-slice8 69; seconds on
+                                              GPUs
 
 Thirteen layers: one with a dense MLP, three MLA, two that write a block of the attention residual;
-of `k3-slice8` five, one of each kind. Values come from integers hashed from seed, name and
+of `k3-slice-deep` 25, which take a GPU longer than the host needs for a step; of `k3-slice8` five,
+one of each kind. Values come from integers hashed from seed, name and
 position, and from single IEEE multiplications and additions: a GPU and a CPU write the same bytes.
 """
 
@@ -78,6 +80,7 @@ def _slice(ranks: int, count: int, latent: tuple[int, ...]) -> dict[str, Any]:
 
 SLICES: Mapping[str, Mapping[str, Any]] = {
     "k3-slice": _slice(1, 13, (4, 8, 12)),
+    "k3-slice-deep": _slice(1, 25, (4, 8, 12, 16, 20, 24)),
     "k3-slice2": _slice(2, 13, (4, 8, 12)),
     "k3-slice8": _slice(8, 5, (4,)),
 }

@@ -107,7 +107,10 @@ def test_a_folder_in_use_is_left_alone(folder: Path) -> None:
     assert digest(folder) == before
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("k3-slice", 1), ("k3-slice2", 2), ("k3-slice8", 8)])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("k3-slice", 1), ("k3-slice-deep", 1), ("k3-slice2", 2), ("k3-slice8", 8)],
+)
 def test_a_rank_of_the_slices_has_the_shapes_of_a_rank_of_eight(name: str, ranks: int) -> None:
     dims = Dims.from_config(slices.SLICES[name])
     rank = dims.rank(ranks)
