@@ -5,8 +5,7 @@ and `k3-slice8` (eight: whole layers), in names and formats of the released chec
 experts in MXFP4, gates and convolutions in FP32, all else in BF16. Does not own: names and shapes
 (`reference.weights`). Read by: vLLM's own Kimi K3.
 
-    python -m kimi_k3.slices k3-slice OUT     26 GiB, k3-slice2 and -deep 50, k3-slice8 69; seconds on
-                                              GPUs
+    python -m kimi_k3.slices k3-slice OUT     26 GiB, deep and 2: 50, 8: 69; seconds on GPUs
 
 Thirteen layers: one with a dense MLP, three MLA, two that write a block of the attention residual;
 of `k3-slice-deep` 25, which take a GPU longer than the host needs for a step; of `k3-slice8` five,
