@@ -45,13 +45,13 @@ them, the rest being stock: about the last bit of BF16."""
 
 
 def ladder() -> dict[str, dict[Any, int]]:
-    """Sides: stock, stock on slightly other embeddings, both tables, then ops added one after the
-    other at every batch. On one rank `exchange` is nothing."""
+    """Sides: stock, stock on slightly other embeddings, both tables, then ops of the measured table
+    added one after the other. On one rank `exchange` is nothing."""
     sides: dict[str, dict[Any, int]] = {"stock": {}, "noise": {}}
     sides |= {"shipped": dict(LARGEST), "measured": dict(MEASURED)}
     held: dict[Any, int] = {}
     for op in ("moe", "latent_up", "attn_res", "kda", "mla", "exchange", "shared", "tail"):
-        held = held | {op: 64}
+        held = held | {op: MEASURED[op]}
         sides["+" + op] = dict(held)
     for op in ("attn_res", "kda", "mla"):
         sides[op] = {op: 64}
@@ -70,6 +70,14 @@ class Worker(WorkerExtension):
     _bench_sides: dict[str, Any]
     _bench_told: dict[int, Any]
     """By batch, what a captured step was told: buffers that hold the last step's values."""
+
+    def bench(self, name: str, arguments: list[Any]) -> dict[str, Any]:
+        """Another method, and what it gives; a failure is told. Raised, it would leave the answers
+        of other ranks in their queues, and vLLM would take them for those of the next call."""
+        try:
+            return {"found": getattr(self, name)(*arguments)}
+        except Exception:
+            return {"failed": traceback.format_exc()}
 
     def bench_capture(self, name: str, largest: dict[str, int] | None) -> list[int]:
         """Capture every graph once more with these ops ours, or keep those there are under `name`;
@@ -335,8 +343,12 @@ class Engine:
         self._requests = 0
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """A method of every rank's worker; what the first one says."""
-        return self.llm.collective_rpc(name, args=arguments)[0]
+        """A method of every rank's worker; what the first one says. Raises RuntimeError."""
+        told = self.llm.collective_rpc("bench", args=(name, list(arguments)))
+        failed = [rank["failed"] for rank in told if "failed" in rank]
+        if failed:
+            raise RuntimeError(f"{name} on {len(failed)} of {len(told)} ranks: {failed[0]}")
+        return told[0]["found"]
 
     def evidence(self) -> dict[str, Any]:
         """What ran since the last time."""
@@ -484,6 +496,7 @@ def main() -> None:
                 json.dump(found, file, indent=1, default=str)
         return found[name]
 
+    sides = ["measured", *chosen.sides.split(",")]
     engine = Engine(chosen.checkpoint, batches, chosen.ranks)
     import vllm
 
@@ -491,15 +504,17 @@ def main() -> None:
     piece("booted", engine.evidence)
     piece("captured measured", engine.ask, "bench_capture", "measured", None)
     for name, largest in ladder().items():
-        if name in chosen.sides.split(",") and name != "measured":
+        if name in sides and name != "measured":
             piece(f"captured {name}", engine.ask, "bench_capture", name, largest)
     tokens: dict[str, list[Any]] = {}
     for name in ("stock", "stock", "noise", "measured", "measured"):
+        if name not in sides:
+            continue
         engine.evidence()
         made = piece(f"greedy {name}", engine.generated, name, 8, GREEDY, 1)
         tokens.setdefault(name, []).append(made[0])
         piece(f"evidence {name}", engine.evidence)
-    for name in ("stock", "noise", "measured"):
+    for name in tokens:
         piece(f"agreement {name}", _agreement, tokens["stock"][0], tokens[name][-1])
     piece("agreement of measured with itself", _agreement, *tokens["measured"])
     for batch in batches:
@@ -509,7 +524,7 @@ def main() -> None:
             piece(f"parity {batch}", engine.ask, "bench_parity", batch)
             if chosen.ranks == 1:
                 piece(f"ops {batch}", engine.ask, "bench_ops", batch)
-            for side in ("stock", "shipped", "measured"):
+            for side in sorted({"stock", "shipped", "measured"} & set(sides)):
                 piece(f"profile {side} {batch}", engine.ask, "bench_profile", batch, side)
         if isinstance(names, list):
             piece(f"stop {batch}", engine.stop, names)

@@ -84,7 +84,7 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
             ranks.connect(
                 exchanges(*widths, ranks.size),
                 self.model.embed_tokens.weight.device,
-                get_tp_group().device_group if ranks.size > 1 else None,
+                get_tp_group().cpu_group if ranks.size > 1 else None,
             )
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
         most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)

@@ -62,7 +62,8 @@ class Ranks:
         self, exchanges: Sequence[Exchange], device: torch.device, group: ProcessGroup | None
     ) -> None:
         """Make the mailboxes, in the order of `Mailboxes`. Every rank calls it, on a GPU that
-        reaches the others'; one rank alone needs no group."""
+        reaches the others'; one rank alone needs no group. The CPU's group is enough, as for
+        vLLM's own all-reduce: hosts meet, and tell each other where the memory is."""
         self._group = group
         ends = [
             loop_back(one, str(device))[0] if group is None else symmetric(one, group)
