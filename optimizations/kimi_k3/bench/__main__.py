@@ -38,6 +38,7 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     "moe_front": moe.front,
     "experts": moe.experts,
     "experts.alone": partial(moe.experts, summed=False),
+    "experts.in_place": partial(moe.experts, in_place=True),
     "moe_tail": lambda batch: moe.tail(batch, SOURCES),
     "layer": lambda batch: layer.layers(batch, SOURCES),
     "layer.attention": lambda batch: layer.layers(batch, SOURCES, "a"),

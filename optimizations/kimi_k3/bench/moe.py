@@ -18,12 +18,14 @@ from kimi_k3.kernels.gpu import Bound
 from kimi_k3.kernels.moe import launch
 from kimi_k3.kernels.moe.inbox import inbox
 from kimi_k3.kernels.moe.launch import EXPERTS, INTER, LATENT, TOP_K
+from kimi_k3.kernels.moe.mxfp4 import repacked, repacked_scales
 from kimi_k3.kernels.oproj.form import Exchange
 from kimi_k3.kernels.oproj.mailbox import echo
 
 SHARED = 6144 // RANKS
 """Numbers of the shared experts on one rank."""
 _weights: dict[str, Tensor] = {}
+_repacked: dict[str, Tensor] = {}
 
 
 def weights() -> dict[str, Tensor]:
@@ -41,9 +43,19 @@ def weights() -> dict[str, Tensor]:
     return _weights
 
 
-def experts(batch: int, summed: bool = True) -> Work:
-    """Routed experts of `batch` tokens, uniformly routed, and their sum."""
-    kernel, finish = launch.experts(batch), launch.finalize(batch)
+def weights_repacked() -> dict[str, Tensor]:
+    """The same as vLLM's back end has them."""
+    if not _repacked:
+        for name, one in weights().items():
+            _repacked[name] = (repacked_scales if name.startswith("s") else repacked)(one)
+    return _repacked
+
+
+def experts(batch: int, summed: bool = True, in_place: bool = False) -> Work:
+    """Routed experts of `batch` tokens, uniformly routed, and their sum; `in_place`: read where
+    vLLM's back end has them."""
+    kernel = launch.repacked_experts(batch) if in_place else launch.experts(batch)
+    finish, held = launch.finalize(batch), weights_repacked() if in_place else weights()
     each = kernel.routed.bytes_per_expert
     count = sets(each * TOP_K * batch)
     # One permutation after the other, so that neighbouring launches share as little as can be.
@@ -61,13 +73,12 @@ def experts(batch: int, summed: bool = True) -> Work:
         ids = lots[number * batch : (number + 1) * batch]
         used += len(ids.unique())
         ids = ids.cuda()
-        ours.append(
-            Bound(kernel, z=z, ids=ids, gains=gains, slots=slots, inbox=between, **weights())
-        )
+        ours.append(Bound(kernel, z=z, ids=ids, gains=gains, slots=slots, inbox=between, **held))
         if summed:
             ours.append(Bound(finish, slots=slots, ids=ids, y=y))
     moved = used / count * each + 2.0 * 2 * batch * LATENT
-    return Work("experts" if summed else "experts.alone", batch, moved, 1 + summed, ours, [])
+    name = "experts" + ".in_place" * in_place + ".alone" * (not summed)
+    return Work(name, batch, moved, 1 + summed, ours, [])
 
 
 def front(batch: int) -> Work:

@@ -76,6 +76,7 @@ def _forms() -> Iterator[tuple[str, Make]]:
         )
     for batch in EXPERT_BATCHES:
         yield f"experts.{batch}", partial(moe.experts, batch, moe.EXPERTS)
+        yield f"experts.repacked.{batch}", partial(moe.repacked_experts, batch, moe.EXPERTS)
     yield from _moe_forms()
     yield "prefetch.out", partial(_any, partial(Prefetch, Range(*MAPS["out"], 32)))
     for ranks, heads, batch in EXCHANGES:
@@ -140,6 +141,8 @@ def _declared(name: str, make: Make) -> CompiledKernel:
         names = ["w", "x", "batch", "peers", "turn", "shares", "shares_turn"]
     if name.startswith("experts.") and "w13" in arguments:  # descriptors first
         names = ["w13", "w2", "z", "ids", "gains", "s13", "s2", "slots", "inbox"]
+    if name.startswith("experts.repacked"):
+        names = ["w13", "s13", "w2", "s2", "z", "ids", "gains", "slots", "inbox"]
     kinds = {key: one.kind for key, one in arguments.items()}
 
     def compile_(arch: str) -> Any:

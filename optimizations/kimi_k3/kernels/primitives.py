@@ -192,6 +192,13 @@ def load_scale(at: Int32) -> Float32:
     return bits.bitcast(Float32)
 
 
+def scale_of(word: Uint32, place: int) -> Float32:
+    """The same of byte `place` of four in a register."""
+    shift = 23 - 8 * place
+    moved = word << shift if shift >= 0 else word >> -shift
+    return (moved & 0x7F800000).bitcast(Float32)
+
+
 def add_shared(pointer: cute.Pointer, value: Int32) -> Int32:
     """What was there, after which it is larger by `value`; one thread after the other."""
     text = "atom.shared.add.u32 {$w0}, [{$r0}], {$r1};"
@@ -351,6 +358,19 @@ def load_shared(pointer: cute.Pointer) -> tuple[Uint32, ...]:
     text = "ld.shared.v4.u32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];"
     places = [shared_address(pointer)]
     return inline_ptx(text, write_only_types=[Uint32] * 4, read_only_args=places)
+
+
+def load_shared_pair(pointer: cute.Pointer) -> tuple[Uint32, ...]:
+    """8 bytes of shared memory."""
+    text = "ld.shared.v2.u32 {{$w0}, {$w1}}, [{$r0}];"
+    places = [shared_address(pointer)]
+    return inline_ptx(text, write_only_types=[Uint32] * 2, read_only_args=places)
+
+
+def load_shared_word(pointer: cute.Pointer) -> Uint32:
+    """4 bytes of shared memory."""
+    text = "ld.shared.u32 {$w0}, [{$r0}];"
+    return inline_ptx(text, write_only_types=[Uint32], read_only_args=[shared_address(pointer)])
 
 
 def load_matrices(at: Int32, transposed: bool = False) -> tuple[Uint32, ...]:

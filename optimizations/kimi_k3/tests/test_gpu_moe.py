@@ -1,7 +1,8 @@
 """What the referee's cells of the expert half cannot show: all 896 experts, rows of odd logits.
 
-Protects: experts found by number in 2 GB of weights; the choice of experts where logits are equal,
-infinite or NaN, and on random rows against FP32. Needs a GPU and CuTe DSL.
+Protects: experts found by number in 2 GB of weights; that weights repacked as vLLM's back end has
+them give the bits of the checkpoint's, whatever is beside a launch; the choice of experts where
+logits are equal, infinite or NaN, and on random rows against FP32. Needs a GPU and CuTe DSL.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 pytest.importorskip("cutlass")
 
-from kimi_k3.bench.moe import weights  # noqa: E402 - needs CuTe DSL
+from kimi_k3.bench.moe import weights, weights_repacked  # noqa: E402 - needs CuTe DSL
 from kimi_k3.cases.gpu.experts import ExpertsCase  # noqa: E402
 from kimi_k3.kernels.gpu import Bound  # noqa: E402
 from kimi_k3.kernels.moe import launch  # noqa: E402
+from kimi_k3.kernels.moe.inbox import inbox  # noqa: E402
 from kimi_k3.kernels.moe.launch import EXPERTS, LATENT, TOP_K  # noqa: E402
+from kimi_k3.kernels.moe.mxfp4 import repacked, repacked_scales  # noqa: E402
 from kimi_k3.kernels.oproj.mailbox import loop_back  # noqa: E402
 from kimi_k3.reference.moe import route  # noqa: E402
 
@@ -37,6 +40,76 @@ def test_all_experts(batch: int) -> None:
     case = ExpertsCase()
     found, truth = case.candidate(inputs)["y"].double(), case.reference(inputs)["y"]
     assert float((found - truth).norm() / truth.norm()) < 4e-3
+
+
+REPLAYS = 20
+
+
+def _in_place(
+    z: Tensor, ids: Tensor, gains: Tensor, weights: dict[str, Tensor], count: int = EXPERTS
+) -> Tensor:
+    """[B, L] by the kernel that reads repacked weights."""
+    kernel, y = launch.repacked_experts(len(z), count), torch.empty_like(z)
+    slots = gains.new_full((len(z), TOP_K, LATENT), NAN)
+    Bound(kernel, z=z, ids=ids, gains=gains, slots=slots, inbox=inbox(kernel.routed), **weights)()
+    Bound(launch.finalize(len(z), count), slots=slots, ids=ids, y=y)()
+    return y
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8, 64])
+def test_all_experts_repacked(batch: int) -> None:
+    ids = torch.stack([torch.randperm(EXPERTS, device="cuda")[:TOP_K] for _ in range(batch)]).int()
+    ids[0, :2] = torch.tensor([0, EXPERTS - 1])
+    ids[0, 2:] = torch.arange(1, TOP_K - 1)
+    gains = torch.rand(batch, TOP_K, device="cuda")
+    z = torch.randn(batch, LATENT, device="cuda").bfloat16()
+    truth = ExpertsCase().reference({"z": z, "ids": ids, "gains": gains, **weights()})["y"]
+    found = _in_place(z, ids, gains, weights_repacked())
+    assert float((found.double() - truth).norm() / truth.norm()) < 4e-3
+
+
+def _moved(tensor: Tensor, axis: int) -> Tensor:
+    """Every 32 along an axis in the order in which the kernel of the checkpoint's layout takes
+    what the other takes as it lies: its instructions multiply the same numbers."""
+    column = torch.arange(32, device=tensor.device)
+    half, eighth, lane, parity = column // 16, column % 16 // 8, column % 8 // 2, column % 2
+    place = 8 * lane + half + 2 * eighth + 4 * parity
+    split = tensor.unflatten(axis, (-1, 32))
+    axis = axis % tensor.ndim + 1
+    return torch.empty_like(split).index_copy_(axis, place, split).flatten(axis - 1, axis)
+
+
+def _packed(codes: Tensor) -> Tensor:
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+@pytest.mark.parametrize("count", [24, 64])
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 9, 16, 33, 64])
+def test_repacked_weights_give_the_bits_of_the_checkpoints(batch: int, count: int) -> None:
+    case = ExpertsCase()
+    padding = 1 if batch in (3, 16) else 0
+    inputs = case.inputs({"batch": batch, "experts": count, "padding": padding}, batch)
+    one = {name: tensor.cuda() for name, tensor in inputs.items()}
+    held = {name: repacked(one[name]) for name in ("w13", "w2")}
+    held |= {name: repacked_scales(one[name]) for name in ("s13", "s2")}
+    w13, w2 = (
+        torch.stack((one[name] & 15, one[name] >> 4), dim=-1).flatten(-2) for name in ("w13", "w2")
+    )
+    same = one | {
+        "z": _moved(one["z"], -1),
+        "w13": _packed(_moved(_moved(w13, -1), -2)),
+        "s13": _moved(one["s13"], -2).contiguous(),
+        "w2": _packed(_moved(w2, -1)),
+    }
+    wanted = case.candidate({name: tensor.contiguous() for name, tensor in same.items()})["y"]
+    live = batch - padding
+    step = one["z"], one["ids"], one["gains"]
+    for _ in range(REPLAYS):
+        found = _in_place(*step, held, count)
+        assert torch.equal(found[:live], wanted[:live])
+    assert bool((found[live:] == 0).all())
+    truth = case.reference(dict(one))["y"]
+    assert float((found.double() - truth).norm() / truth.norm()) < 4e-3
 
 
 def _routed(logits: Tensor, bias: Tensor, live: int | None = None) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,10 @@ AHEAD = 4
 i + 2, which every block of its crew sends after it has read, and emptied, those of unit i."""
 LOOKS = 1 << 24
 """How often a block looks for hidden numbers before it gives up: some 10 s."""
+PIECE, PIECE_BYTES, STEP = 64, 512, 16
+"""Rows, bytes and columns of what lies together in repacked weights, see `mxfp4.repacked`."""
+REPACKED_PARTS = 6
+"""Blocks of a crew that reads repacked weights: as many as gate rows have pieces."""
 INTER = 384
 """Hidden width of a rank of eight, the only one there is code for."""
 
@@ -52,6 +56,11 @@ class Routed(NamedTuple):
     """Blocks of a multiprocessor."""
 
     @property
+    def parts(self) -> int:
+        """Blocks of a crew."""
+        return PARTS
+
+    @property
     def pairs(self) -> int:
         """Of token and expert."""
         return self.batch * self.top_k
@@ -69,7 +78,7 @@ class Routed(NamedTuple):
     @property
     def hidden(self) -> int:
         """Hidden numbers of a block."""
-        return self.inter // PARTS
+        return self.inter // self.parts
 
     @property
     def rows(self) -> int:
@@ -79,7 +88,7 @@ class Routed(NamedTuple):
     @property
     def outs(self) -> int:
         """Rows of w2 of a block."""
-        return self.latent // PARTS
+        return self.latent // self.parts
 
     @property
     def up_chunks(self) -> int:
@@ -120,7 +129,7 @@ class Routed(NamedTuple):
     def inbox(self) -> tuple[int, int, int, int]:
         """Shape of the memory through which blocks tell each other hidden numbers, two per word:
         for every block, of every unit and token, those of its crew."""
-        return self.crews * PARTS, AHEAD, self.columns, self.inter // 2
+        return self.crews * self.parts, AHEAD, self.columns, self.inter // 2
 
     @property
     def scratch(self) -> int:
@@ -138,6 +147,52 @@ class Routed(NamedTuple):
         """Weights and scales."""
         numbers = 3 * self.inter * self.latent
         return numbers // 2 + numbers // GROUP
+
+
+class Repacked(Routed):
+    """The same for weights as vLLM's back end repacks them, see `mxfp4.repacked`."""
+
+    __slots__ = ()
+
+    @property
+    def parts(self) -> int:
+        """Blocks of a crew."""
+        return REPACKED_PARTS
+
+    @property
+    def up_steps(self) -> int:
+        """Rows of pieces of one stage of w13: those of a group of columns for every warp."""
+        return WARPS * GROUP // STEP
+
+    @property
+    def scales(self) -> int:
+        """Scales come with their stage."""
+        return 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one stage of w13, gate and up."""
+        return 2 * self.up_steps * PIECE_BYTES
+
+    @property
+    def up_bytes(self) -> int:
+        """Of one stage of w13 and its scales."""
+        return self.weight_bytes + 2 * WARPS * PIECE
+
+    @property
+    def down_bytes(self) -> int:
+        """Of one stage of w2, a piece, and its scales."""
+        return self.inter // STEP * PIECE_BYTES + self.inter // GROUP * PIECE
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of one stage: weights, behind them scales."""
+        return -(-self.up_bytes // 1024) * 1024
+
+    @property
+    def scratch(self) -> int:
+        """Words in which the warps' sums of the first product meet; the second needs fewer."""
+        return WARPS * self.rows * COLUMNS
 
 
 class Choice(NamedTuple):
@@ -168,10 +223,10 @@ BARRIERS = 2048
 
 def cut(
     experts: int, latent: int, inter: int, top_k: int, batch: int, multiprocessors: int,
-    shared_bytes: int, beta: float = 4.0, linear_beta: float = 25.0,
+    shared_bytes: int, beta: float = 4.0, linear_beta: float = 25.0, kind: type[Routed] = Routed,
 ) -> Routed:  # fmt: skip
     """As many crews as fit the device, or a row has experts; as many stages as fit `shared_bytes`
-    of a multiprocessor.
+    of a multiprocessor. `kind`: for weights of which layout.
 
     Raises ValueError for shapes there is no code for.
     """
@@ -180,7 +235,8 @@ def cut(
     if not 1 <= batch <= 64 or experts > 1024:
         raise ValueError(f"no code for {batch} rows and {experts} experts")
     resident = 1 if batch == 1 else RESIDENT
-    crews = resident * multiprocessors // PARTS
+    parts = REPACKED_PARTS if kind is Repacked else PARTS
+    crews = resident * multiprocessors // parts
     if batch == 1:
         if top_k > crews:
             raise ValueError(
@@ -188,7 +244,7 @@ def cut(
             )
         crews = top_k
     shared_bytes = (shared_bytes + RESERVED) // resident - RESERVED
-    form = Routed(experts, latent, inter, top_k, batch, beta, linear_beta, crews, 32, resident)
+    form = kind(experts, latent, inter, top_k, batch, beta, linear_beta, crews, 32, resident)
     while form.shared_bytes + BARRIERS > shared_bytes and form.stages > 2:
         form = form._replace(stages=form.stages - 1)
     if form.shared_bytes + BARRIERS > shared_bytes:

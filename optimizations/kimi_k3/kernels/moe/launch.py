@@ -3,8 +3,10 @@ benchmark."""
 
 from __future__ import annotations
 
+from typing import cast
+
 from kimi_k3.kernels.attn_res.kernel import Site
-from kimi_k3.kernels.moe.form import Choice, Routed, cut
+from kimi_k3.kernels.moe.form import Choice, Repacked, Routed, cut
 from kimi_k3.kernels.moe.kernel.experts import Experts
 from kimi_k3.kernels.moe.kernel.finalize import Finalize
 from kimi_k3.kernels.moe.kernel.front import (
@@ -14,6 +16,7 @@ from kimi_k3.kernels.moe.kernel.front import (
     Route,
     RouteAndActivate,
 )
+from kimi_k3.kernels.moe.kernel.repacked import RepackedExperts
 from kimi_k3.kernels.moe.kernel.tail import (
     Activate,
     CollectRow,
@@ -33,6 +36,12 @@ EXPERTS, LATENT, INTER, TOP_K = 896, 3584, 384, 16
 def experts(batch: int, count: int = EXPERTS, device: Device = H200) -> Experts:
     """The kernel for `batch` rows and `count` experts."""
     return Experts(_form(batch, count, device))
+
+
+def repacked_experts(batch: int, count: int = EXPERTS, device: Device = H200) -> RepackedExperts:
+    """The same for weights as vLLM's back end repacks them."""
+    made = cut(count, LATENT, INTER, TOP_K, batch, *device, kind=Repacked)
+    return RepackedExperts(cast(Repacked, made))
 
 
 def finalize(batch: int, count: int = EXPERTS, device: Device = H200) -> Finalize:

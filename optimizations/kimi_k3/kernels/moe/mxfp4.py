@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kimi_k3.kernels.moe.form import PIECE
+
 GROUP = 32
 BIAS = 127
 SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -47,3 +49,27 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     codes = (codes | (shrunk < 0).long() << 3).flatten(-2).to(torch.uint8)
     packed = codes[..., 0::2] | codes[..., 1::2] << 4
     return packed, (exponents + BIAS).to(torch.uint8)
+
+
+def repacked(packed: Tensor) -> Tensor:
+    """packed uint8 [E, N, K/2] -> uint8 [E, K/16, N/64, 512], as humming 0.1 keeps MXFP4 weights
+    for BF16 activations on compute capability 9.0, vLLM's back end there.
+
+    512 bytes are 64 rows of 16 columns, 16 bytes for each lane of a warp, a word of them for each
+    16 rows: the lane's left operands of `mma.m16n8k16`. Nibble p of word i of lane l is column
+    16 k + 2 (l % 4) + 8 (p % 2) + p // 4 of row 64 n + 16 i + 8 (p // 2 % 2) + l // 4.
+    """
+    experts, rows, half = packed.shape
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    # E, n, i, row's half, l // 4, k, column's half, l % 4, column's parity
+    split = codes.view(experts, rows // PIECE, 4, 2, 8, half // 8, 2, 4, 2)
+    # E, k, n, l // 4, l % 4, i, parity, row's half, column's half: nibbles, the lowest last
+    nibbles = split.permute(0, 5, 1, 4, 7, 2, 8, 3, 6).flatten(-4)
+    return (nibbles[..., 0::2] | nibbles[..., 1::2] << 4).flatten(-3).contiguous()
+
+
+def repacked_scales(scales: Tensor) -> Tensor:
+    """scales uint8 [E, N, K/32] -> uint8 [E, K/32, N]: of 64 rows, row 8 m + g is byte 8 g + m."""
+    experts, rows, groups = scales.shape
+    split = scales.view(experts, rows // PIECE, 8, 8, groups)
+    return split.permute(0, 4, 1, 3, 2).flatten(2).contiguous()

@@ -212,15 +212,18 @@ class Experts:
                 each = zip(sums[step - 2], made[step - 2][0], by, strict=True)
                 sums[step - 2] = [total + one * s for total, one, s in each]
             if step < len(pairs):
-                a, b = (prim.nibbles(word) for word in pairs[step])
+                left, next_ = self._operands(pairs[step])
                 zero = (Float32(0.0),) * 4
-                left = (a[0], b[0], a[1], b[1])
-                made.append((prim.multiply_add(left, rights[step][0:2], zero, "f16"), a, b))
+                made.append((prim.multiply_add(left, rights[step][0:2], zero, "f16"), next_))
             if 1 <= step <= len(pairs):
-                first, a, b = made[step - 1]
-                left = (a[2], b[2], a[3], b[3])
+                first, left = made[step - 1]
                 made[step - 1] = (prim.multiply_add(left, rights[step - 1][2:4], first, "f16"),)
         return sums
+
+    def _operands(self, words: Any) -> tuple[Any, Any]:
+        """Of both instructions, from a word of rows l // 4 and of rows 8 + l // 4, for lane l."""
+        a, b = (prim.nibbles(word) for word in words)
+        return (a[0], b[0], a[1], b[1]), (a[2], b[2], a[3], b[3])
 
     def _factors(self, mine: Float32, lane: Int32) -> list[Float32]:
         """Of the two columns whose results a lane holds; a lane's own is of the column whose
