@@ -19,7 +19,8 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from kimi_k3.intree.capture import Capture
-from kimi_k3.intree.layer import KdaHalf, Kept, MixSite, MlaHalf, Moe, Pages, Shared
+from kimi_k3.intree.experts import Experts
+from kimi_k3.intree.layer import KdaHalf, MixSite, MlaHalf, Moe, Pages, Shared
 from kimi_k3.intree.plan import LARGEST, Op
 from kimi_k3.intree.ranks import Mailboxes, Ranks
 from kimi_k3.kernels.oproj.mailbox import End
@@ -28,7 +29,7 @@ from kimi_k3.kernels.oproj.mailbox import End
 class Layer:
     """Parts of one of vLLM's decoder layers that can be ours; `module` is vLLM's own."""
 
-    def __init__(self, module: Any, blocks: int, kept: Kept | None, shared: Shared) -> None:
+    def __init__(self, module: Any, blocks: int, experts: Experts | None, shared: Shared) -> None:
         self.module = module
         sources, opens = module.prev_valid_blocks, bool(module.is_block_write_layer)
         first = module.layer_idx == 0
@@ -47,7 +48,9 @@ class Layer:
             self.half = KdaHalf(attention)
         elif MlaHalf.serves(attention):
             self.half = MlaHalf(attention)
-        self.moe = Moe(module.block_sparse_moe, kept, shared) if kept is not None else None
+        self.moe: Moe | None = None
+        if experts is not None:
+            self.moe = Moe(module.block_sparse_moe, experts, shared)
 
     @property
     def prefix(self) -> str:
@@ -62,12 +65,12 @@ class Decode:
     def __init__(
         self,
         backbone: Any,
-        kept: Mapping[int, Kept],
+        experts: Mapping[int, Experts],
         batches: Collection[int],
         ranks: Ranks,
         largest: Mapping[Op, int] = LARGEST,
     ) -> None:
-        """`backbone`: vLLM's `KimiLinearModel`; `kept`: experts by layer; `batches`: those that
+        """`backbone`: vLLM's `KimiLinearModel`; `experts`: by layer; `batches`: those that
         vLLM will capture."""
         # Here, so that this module can be imported before an engine has chosen its platform.
         from vllm.models.kimi_k3.nvidia.ops import attn_res
@@ -82,7 +85,7 @@ class Decode:
             config.num_experts, config.routed_expert_hidden_size, self.device, ranks
         )
         self._layers = [
-            Layer(module, self._blocks, kept.get(module.layer_idx), self._shared)
+            Layer(module, self._blocks, experts.get(module.layer_idx), self._shared)
             for module in backbone.layers
         ]
         self.capture = Capture(batches, largest, ranks.size)
@@ -91,9 +94,8 @@ class Decode:
         self.widths: Mapping[str, int] = {}
         self.hasty = False
         """For the benchmark: let kernels that are not ours begin before ours ahead of them end."""
-        self.extra_bytes = sum(one.nbytes for layer in kept.values() for one in layer)
         parts = (part for layer in self._layers for part in (layer.half, layer.moe))
-        self.extra_bytes += sum(part.extra_bytes for part in parts if part is not None)
+        self.extra_bytes = sum(part.extra_bytes for part in parts if part is not None)
 
     def takes(self, batch: int) -> bool:
         """Whether this forward is ours."""

@@ -3,7 +3,7 @@
 Owns: the parts that can be ours, each with the same inputs and outputs as vLLM's, so that any mix
 of both makes a layer. Does not own: which parts are (`plan`), the order of layers (`decode`),
 device code (`kernels`). Weights are vLLM's own tensors, read where they lie, but for small vectors
-in another number format and the experts (`Kept`).
+in another number format and, unless they are read in place, the experts (`experts`).
 
 B rows, D hidden. Called while a graph is captured: every launch binds the addresses of then.
 """
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from kimi_k3.intree import experts as routed
 from kimi_k3.intree.ranks import CAPACITY, Ranks
 from kimi_k3.kernels.attn_res.kernel import AttnRes, Delta, Site
 from kimi_k3.kernels.gpu import Bound, Kernel
@@ -24,24 +25,11 @@ from kimi_k3.kernels.kda.form import TAPS, WIDTH, pitch
 from kimi_k3.kernels.mla import form as latent
 from kimi_k3.kernels.mla import launch as mla
 from kimi_k3.kernels.moe import launch as moe
+from kimi_k3.kernels.moe.form import Routed
 from kimi_k3.kernels.moe.inbox import inbox
 from kimi_k3.kernels.oproj import launch as oproj
 from kimi_k3.kernels.oproj.mailbox import End, loop_back
 from kimi_k3.kernels.projection.launch import projection
-
-
-class Kept(NamedTuple):
-    """Routed experts of a layer as the checkpoint has them. vLLM rearranges its own for its
-    kernels, so this is a second copy: the price of this path in memory."""
-
-    w13: Tensor
-    """uint8 [E, 2I, L/2], gate rows first."""
-    s13: Tensor
-    """uint8 [E, 2I, L/32]."""
-    w2: Tensor
-    """uint8 [E, L, I/2]."""
-    s2: Tensor
-    """uint8 [E, L, I/32]."""
 
 
 def run(kernel: Kernel, **tensors: Tensor) -> None:
@@ -70,7 +58,7 @@ class Shared:
         self.front: End = loop_back(exchange, str(device))[0]
         self.side = torch.cuda.Stream(device)
         self.events = torch.cuda.Event(), torch.cuda.Event()
-        self._inboxes: dict[int, Tensor] = {}
+        self._inboxes: dict[tuple[int, ...], Tensor] = {}
 
     def both(
         self, first: Callable[[], Tensor], second: Callable[[], Tensor]
@@ -87,12 +75,11 @@ class Shared:
         join.wait()
         return made, other
 
-    def inbox(self, batch: int) -> Tensor:
+    def inbox(self, form: Routed) -> Tensor:
         """Memory of the experts' blocks, made before a graph is captured."""
-        if batch not in self._inboxes:
-            form = moe.experts(batch, self.experts).routed
-            self._inboxes[batch] = inbox(form, str(self.device))
-        return self._inboxes[batch]
+        if form.inbox not in self._inboxes:
+            self._inboxes[form.inbox] = inbox(form, str(self.device))
+        return self._inboxes[form.inbox]
 
 
 class MixSite:
@@ -304,8 +291,8 @@ class Moe:
     """The latent MoE of a layer. Router, latent down-projection and the shared experts' first map
     of vLLM become views of one matrix, so that one launch reads them and no weight exists twice."""
 
-    def __init__(self, module: Any, kept: Kept, shared: Shared) -> None:
-        self.module, self.kept, self.shared = module, kept, shared
+    def __init__(self, module: Any, weights: routed.Experts, shared: Shared) -> None:
+        self.module, self.weights, self.shared = module, weights, shared
         gate, down = module.gate, module.routed_expert_down_proj
         owners = (gate, down, module.shared_experts.gate_up_proj)
         self.into = torch.cat([one.weight.data for one in owners])
@@ -325,8 +312,9 @@ class Moe:
 
     @property
     def extra_bytes(self) -> int:
-        """What exists twice, but for the experts."""
-        return 0 if self.share is self.into else self.share.nbytes
+        """What exists twice."""
+        own = 0 if self.share is self.into else self.share.nbytes
+        return own + routed.extra_bytes(self.weights)
 
     def __call__(self, x: Tensor, rows: Tensor, shared_ours: bool, up_ours: bool) -> Tensor:
         """x [B, D], rows int32 [1], how many of B have a request -> [B, D], summed over ranks."""
@@ -412,9 +400,8 @@ class Moe:
     def _slots(self, chosen: Chosen) -> Tensor:
         """The chosen experts' outputs [B, K, L]."""
         ids, gains, z, _ = chosen
-        batch, kept = len(z), self.kept
-        slots = gains.new_empty(batch, moe.TOP_K, z.shape[1])
-        run(moe.experts(batch, self.shared.experts), z=z, ids=ids, gains=gains, w13=kept.w13,
-            s13=kept.s13, w2=kept.w2, s2=kept.s2, slots=slots,
-            inbox=self.shared.inbox(batch))  # fmt: skip
+        slots = gains.new_empty(len(z), moe.TOP_K, z.shape[1])
+        kernel, form = routed.kernel(self.weights, len(z))
+        run(kernel, z=z, ids=ids, gains=gains, slots=slots, inbox=self.shared.inbox(form),
+            **self.weights._asdict())  # fmt: skip
         return slots

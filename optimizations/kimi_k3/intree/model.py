@@ -7,7 +7,7 @@ vLLM's. Imported by vLLM when a checkpoint names the architecture.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,13 @@ from vllm.models.kimi_k3.nvidia.model import KimiLinearForCausalLM
 
 from kimi_k3.intree.evidence import GraphRecorder
 from kimi_k3.intree.plan import LARGEST_BATCH, TABLES, plan
-from kimi_k3.intree.support import refuse_graphs, refuse_unsupported, switch_of, table_of
+from kimi_k3.intree.support import (
+    in_place,
+    refuse_graphs,
+    refuse_unsupported,
+    switch_of,
+    table_of,
+)
 from kimi_k3.runtime.plan import StepFacts
 
 
@@ -43,22 +49,26 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
             get_tensor_model_parallel_world_size(),
             switch_of(vllm_config),
         )
-        self._kept: dict[int, Any] = {}
+        self._in_place = in_place(vllm_config)
+        self._experts: dict[int, Any] = {}
         self.decode: Any = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """As vLLM's; what it rearranges afterwards is kept as it is now, if the table needs it."""
+        """As vLLM's; what it rearranges afterwards is kept as it is now, if the table needs it:
+        all of it, or enough to know it again."""
         loaded: set[str] = super().load_weights(weights)
         if self._on and self._largest["moe"]:
-            from kimi_k3.intree.layer import Kept
+            from kimi_k3.intree.experts import kept
 
-            for layer in self.model.layers:
-                if layer.is_moe_layer:
-                    own = layer.block_sparse_moe.experts.routed_experts
-                    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
-                    kept = [getattr(own, name).data.clone() for name in names]
-                    self._kept[layer.layer_idx] = Kept(*kept)
+            for number, own in self._routed():
+                self._experts[number] = kept(own, sample=self._in_place)
         return loaded
+
+    def _routed(self) -> Iterator[tuple[int, Any]]:
+        """vLLM's modules of routed experts, by number of layer."""
+        for layer in self.model.layers:
+            if layer.is_moe_layer:
+                yield layer.layer_idx, layer.block_sparse_moe.experts.routed_experts
 
     def get_model_state_cls(self) -> type[Any]:
         """Ours is told when to build, when to prepare, and of every step."""
@@ -67,10 +77,12 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         return ModelState
 
     def build(self) -> None:
-        """Called once the weights are loaded and rearranged."""
+        """Called once the weights are loaded and rearranged. Raises ValueError where experts that
+        should be read in place are not as they should be."""
         if not self._on:
             return
         from kimi_k3.intree.decode import Decode
+        from kimi_k3.intree.experts import located
         from kimi_k3.intree.ranks import Ranks, exchanges
 
         ranks = Ranks(
@@ -89,7 +101,11 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
         most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
         batches = [size for size in sizes if size <= most]
-        self.decode = Decode(self.model, self._kept, batches, ranks, self._largest)
+        if self._in_place and self._experts:
+            self._experts = {
+                number: located(own, self._experts[number]) for number, own in self._routed()
+            }
+        self.decode = Decode(self.model, self._experts, batches, ranks, self._largest)
         self.recorder.prepared = tuple(self.decode.capture.ours)
         self.recorder.extra_bytes = self.decode.extra_bytes
         self.recorder.executed = self.decode.executed

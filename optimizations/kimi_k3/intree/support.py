@@ -24,6 +24,9 @@ package is not installed."""
 OPTION = "fasttrack_decode"
 TABLE_OPTION = "fasttrack_table"
 """Which table of ops; `measured` is for measuring, it holds ops that are not released."""
+EXPERTS_OPTION = "fasttrack_experts"
+"""Whether the routed experts are read in a copy of ours or where vLLM has them."""
+EXPERTS: tuple[str, ...] = ("kept", "in_place")
 DEFAULT: Switch = "auto"
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
 VERSIONS = ("0.33.0",)
@@ -194,6 +197,11 @@ def table_of(config: Any) -> Table:
     return value
 
 
+def in_place(config: Any) -> bool:
+    """Whether the routed experts are to be read where vLLM has them."""
+    return bool(options_of(config).get(EXPERTS_OPTION, EXPERTS[0]) == EXPERTS[1])
+
+
 def reasons(config: Any) -> list[str]:
     """Every reason not to start with `config`; none while the option is off."""
     options = options_of(config)
@@ -204,9 +212,11 @@ def reasons(config: Any) -> list[str]:
     if table_of(config) not in TABLES:
         asked = options[TABLE_OPTION]
         found.append(f"{TABLE_OPTION} must be one of {', '.join(TABLES)}, got {asked!r}")
+    if (asked := options.get(EXPERTS_OPTION, EXPERTS[0])) not in EXPERTS:
+        found.append(f"{EXPERTS_OPTION} must be one of {', '.join(EXPERTS)}, got {asked!r}")
     for key in options:
         plain = str(key).lower().replace("-", "_")
-        if key not in (OPTION, TABLE_OPTION) and (
+        if key not in (OPTION, TABLE_OPTION, EXPERTS_OPTION) and (
             plain.startswith("fasttrack") or difflib.get_close_matches(plain, [OPTION], cutoff=0.75)
         ):
             found.append(f"unknown option {key!r}; did you mean {OPTION!r}?")

@@ -19,8 +19,10 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 pytest.importorskip("cutlass")
 
-from kimi_k3.intree.layer import Kept, MixSite, MlaHalf, Moe, Shared  # noqa: E402
+from kimi_k3.intree.experts import Kept, kept, located  # noqa: E402
+from kimi_k3.intree.layer import MixSite, MlaHalf, Moe, Shared  # noqa: E402
 from kimi_k3.intree.ranks import Ranks, exchanges  # noqa: E402
+from kimi_k3.kernels.moe.mxfp4 import repacked, repacked_scales  # noqa: E402
 
 EXPERTS, LATENT, INTER, HIDDEN, WIDTH = 896, 3584, 384, 7168, 768
 LAYERS, REPLAYS = 3, 20
@@ -77,7 +79,7 @@ def moe() -> Moe:
     def bytes_(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda")
 
-    kept = Kept(
+    weights = Kept(
         bytes_(0, 256, EXPERTS, 2 * INTER, LATENT // 2),
         bytes_(119, 121, EXPERTS, 2 * INTER, LATENT // 32),
         bytes_(0, 256, EXPERTS, LATENT, INTER // 2),
@@ -85,7 +87,42 @@ def moe() -> Moe:
     )
     device, ranks = torch.device("cuda"), Ranks(1)
     ranks.connect(exchanges(HIDDEN, LATENT, EXPERTS, 1), device, None)
-    return Moe(module, kept, Shared(EXPERTS, LATENT, device, ranks))
+    return Moe(module, weights, Shared(EXPERTS, LATENT, device, ranks))
+
+
+def _rearranged(weights: Kept) -> Any:
+    """As vLLM's module is after loading: words of weights, scales by group."""
+    return SimpleNamespace(**{
+        "w13_weight": repacked(weights.w13).view(torch.int32).flatten(2),
+        "w13_weight_scale": repacked_scales(weights.s13).view(torch.float8_e8m0fnu),
+        "w2_weight": repacked(weights.w2).view(torch.int32).flatten(2),
+        "w2_weight_scale": repacked_scales(weights.s2).view(torch.float8_e8m0fnu),
+    })  # fmt: skip
+
+
+def _loaded(weights: Kept) -> Any:
+    """As vLLM's module is before."""
+    names = ("w13_weight", "w13_weight_scale", "w2_weight", "w2_weight_scale")
+    return SimpleNamespace(**dict(zip(names, weights, strict=True)))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_experts_read_in_place_are_those_of_the_copy(moe: Moe, batch: int) -> None:
+    weights = moe.weights
+    assert isinstance(weights, Kept)
+    x = _norm(torch.randn(batch, HIDDEN, device="cuda"))
+    rows = torch.full((1,), batch, dtype=torch.int32, device="cuda")
+    theirs = moe.routed(x, rows).float()
+    own = _rearranged(weights)
+    moe.weights = located(own, kept(_loaded(weights), sample=True))
+    try:
+        assert moe.extra_bytes == 0
+        assert moe.weights.w13.data_ptr() == own.w13_weight.data_ptr()
+        mine = [moe.routed(x, rows) for _ in range(REPLAYS)]
+    finally:
+        moe.weights = weights
+    assert float((mine[0].float() - theirs).norm() / theirs.norm()) < 4e-3
+    assert all(torch.equal(one, mine[0]) for one in mine)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
