@@ -165,7 +165,7 @@ KIMI_K3 = {
     "cases": "dims presets checkpoint cases kernels reference runtime.attention "
     "runtime.collective runtime.executor runtime.step",
     "training": "dims presets tokenizer checkpoint reference training",
-    "bench.engine": "intree.layer intree.plan intree.support runtime.evidence",
+    "bench.engine": "intree.experts intree.layer intree.plan intree.support runtime.evidence",
     "bench": "kernels bench",
 }
 KIMI_K3_OUTSIDE = {
