@@ -159,7 +159,8 @@ KIMI_K3 = {
     "intree.ranks": "kernels",
     "intree.experts": "kernels",
     "intree.layer": "kernels intree.ranks intree.experts",
-    "intree.decode": "intree.plan intree.capture intree.experts intree.layer intree.ranks kernels.oproj.mailbox",
+    "intree.decode": "intree.plan intree.capture intree.experts intree.layer intree.ranks "
+    "kernels.oproj.mailbox",
     "intree.state": "intree.evidence",
     "intree": "intree runtime.plan",
     "cases": "dims presets checkpoint cases kernels reference runtime.attention "
