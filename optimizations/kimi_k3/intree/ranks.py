@@ -71,7 +71,7 @@ class Ranks:
         ]
         self.boxes = Mailboxes(*ends)
         if group is not None:
-            self._lost = torch.zeros(len(ends), dtype=torch.int32, pin_memory=True)
+            self._lost = torch.zeros(len(ends), dtype=torch.int32, device="cpu", pin_memory=True)
 
     def part(self, whole: Tensor) -> Tensor:
         """This rank's rows of a matrix all ranks have."""
