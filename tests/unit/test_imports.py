@@ -156,7 +156,8 @@ KIMI_K3 = {
     "intree.capture": "intree.plan",
     "intree.support": "intree.plan runtime.plan support",
     "intree.evidence": "runtime.evidence runtime.plan",
-    "intree.ranks": "kernels",
+    "intree.watch": "",
+    "intree.ranks": "kernels intree.watch",
     "intree.experts": "kernels",
     "intree.layer": "kernels intree.ranks intree.experts",
     "intree.decode": "intree.plan intree.capture intree.experts intree.layer intree.ranks "

@@ -123,7 +123,7 @@ class Decode:
             rows = (~padding[:batch]).sum(dtype=torch.int32).view(1)
         out = self._run(embedded, positions, steps, rows)
         self.executed.add_(1)
-        self._ranks.tell()
+        self._ranks.tell(self.executed)
         self.capture.captured.add(batch)
         return out
 
@@ -247,6 +247,11 @@ class Decode:
         """Raises `PeerLostError` if an earlier step is known to have waited in vain; waits for
         nothing."""
         self._ranks.check()
+
+    def given(self) -> None:
+        """The engine is about to replay a graph of ours."""
+        if self._ranks.watch is not None:
+            self._ranks.watch.given()
 
     def check(self) -> None:
         """Wait for the device; raises `PeerLostError` if a launch waited in vain."""

@@ -29,7 +29,7 @@ from kimi_k3.intree.support import (
     switch_of,
     table_of,
 )
-from kimi_k3.runtime.plan import StepFacts
+from kimi_k3.runtime.plan import DECODE, StepFacts
 
 
 class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
@@ -129,9 +129,10 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         if self.decode is not None:
             self.decode.noticed()
             captured = self.decode.capture.captured
-        self.recorder.record(
-            plan(facts, self.recorder.switch, captured, graph), facts, states, rows
-        )
+        chosen = plan(facts, self.recorder.switch, captured, graph)
+        if self.decode is not None and chosen is DECODE:
+            self.decode.given()
+        self.recorder.record(chosen, facts, states, rows)
 
     def forward(
         self,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from kimi_k3.intree.watch import Watch
 from kimi_k3.kernels.oproj.form import Exchange
 from kimi_k3.kernels.oproj.mailbox import End, PeerLostError, loop_back, symmetric
 
@@ -57,6 +58,8 @@ class Ranks:
         self.boxes: Mailboxes | None = None
         """None where no op of ours uses them."""
         self._lost: Tensor | None = None
+        self._done: Tensor | None = None
+        self.watch: Watch | None = None
 
     def connect(
         self, exchanges: Sequence[Exchange], device: torch.device, group: ProcessGroup | None
@@ -71,7 +74,10 @@ class Ranks:
         ]
         self.boxes = Mailboxes(*ends)
         if group is not None:
-            self._lost = torch.zeros(len(ends), dtype=torch.int32, device="cpu", pin_memory=True)
+            # On the host, whatever torch's default device is while a model is made.
+            self._lost = torch.zeros(len(ends), dtype=torch.int32, device="cpu").pin_memory()
+            done = self._done = torch.zeros(1, dtype=torch.int64, device="cpu").pin_memory()
+            self.watch = Watch(lambda: int(done))
 
     def part(self, whole: Tensor) -> Tensor:
         """This rank's rows of a matrix all ranks have."""
@@ -103,11 +109,14 @@ class Ranks:
         torch.cuda.synchronize()
         torch.distributed.barrier(self._group)
 
-    def tell(self) -> None:
-        """Captured at the end of a step: let the host know whether a wait was in vain."""
+    def tell(self, executed: Tensor) -> None:
+        """Captured at the end of a step: let the host know whether a wait was in vain, and that the
+        step has ended. `executed` int64 [1]: how many have."""
         if self.boxes is not None and self._lost is not None:
             words = torch.cat([end.turn[-1:] for end in self.boxes])
             self._lost.copy_(words, non_blocking=True)
+        if self._done is not None:
+            self._done.copy_(executed, non_blocking=True)
 
     def check(self) -> None:
         """Raises PeerLostError if an earlier step waited in vain. Does not wait for the device, so

@@ -40,7 +40,7 @@ def test_one_rank_sums_nothing() -> None:
     ranks.connect(exchanges(32, 32, 16, 1), torch.device("cpu"), None)
     assert ranks.total(share) is share and ranks.totals(share, share) == (share, share)
     ranks.restart()
-    ranks.tell()
+    ranks.tell(torch.zeros(1))
     ranks.check()
 
 
@@ -48,13 +48,15 @@ def test_a_wait_in_vain_is_raised_at_the_next_step() -> None:
     ranks = Ranks(2, _doubled)
     ranks.boxes = Mailboxes(*(loop_back(one, "cpu")[0] for one in exchanges(32, 32, 16, 2)))
     ranks._lost = torch.zeros(5, dtype=torch.int32)
-    ranks.tell()
+    ranks._done = torch.zeros(1, dtype=torch.int64)
+    ranks.tell(torch.tensor([3]))
+    assert int(ranks._done) == 3
     ranks.check()
     ranks.boxes.latent.turn[-1] = 1
     with pytest.raises(PeerLostError):
         ranks.wait()
     ranks.check()  # nobody has told yet
-    ranks.tell()
+    ranks.tell(torch.tensor([4]))
     with pytest.raises(PeerLostError, match="all ranks must stop"):
         ranks.check()
 
