@@ -189,6 +189,8 @@ class Backend:
         from fasttrack.engine import _vllm_evidence as observe
         from fasttrack.engine import _vllm_timeline
 
+        if self._engine.vllm_config.parallel_config.world_size > 1:
+            raise Coded("ENG-006", "the model runs in other processes, where nothing is observed")
         runner = self._llm.collective_rpc(_runner)[0]
         watch, problem = None, ""
         if state:
