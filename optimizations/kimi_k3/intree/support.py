@@ -26,7 +26,7 @@ TABLE_OPTION = "fasttrack_table"
 """Which table of ops; `measured` is for measuring, it holds ops that are not released."""
 EXPERTS_OPTION = "fasttrack_experts"
 """Whether the routed experts are read in a copy of ours or where vLLM has them."""
-EXPERTS: tuple[str, ...] = ("kept", "in_place")
+EXPERTS: tuple[str, ...] = ("in_place", "kept")
 DEFAULT: Switch = "auto"
 SWITCHES: tuple[Switch, ...] = get_args(Switch)
 VERSIONS = ("0.33.0",)
@@ -199,7 +199,7 @@ def table_of(config: Any) -> Table:
 
 def in_place(config: Any) -> bool:
     """Whether the routed experts are to be read where vLLM has them."""
-    return bool(options_of(config).get(EXPERTS_OPTION, EXPERTS[0]) == EXPERTS[1])
+    return bool(options_of(config).get(EXPERTS_OPTION, EXPERTS[0]) == "in_place")
 
 
 def reasons(config: Any) -> list[str]:

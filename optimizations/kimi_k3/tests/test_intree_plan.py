@@ -292,13 +292,13 @@ def test_another_table_is_asked_for_by_its_name(config: Any) -> None:
     assert "fasttrack_table must be one of shipped, measured, got 'fastest'" in reason
 
 
-def test_experts_are_kept_unless_asked_for_in_place(config: Any) -> None:
-    assert not support.in_place(config)
-    config.additional_config = ON | {"fasttrack_experts": "in_place"}
-    assert support.reasons(config) == [] and support.in_place(config)
+def test_experts_are_read_in_place_unless_a_copy_is_asked_for(config: Any) -> None:
+    assert support.in_place(config)
+    config.additional_config = ON | {"fasttrack_experts": "kept"}
+    assert support.reasons(config) == [] and not support.in_place(config)
     config.additional_config = ON | {"fasttrack_experts": "once"}
     (reason,) = support.reasons(config)
-    assert "fasttrack_experts must be one of kept, in_place, got 'once'" in reason
+    assert "fasttrack_experts must be one of in_place, kept, got 'once'" in reason
 
 
 def test_vllms_own_option_is_not_ours(config: Any) -> None:
