@@ -15,17 +15,17 @@ in turn, and greedy tokens of both.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kimi_k3.bench.findings import Findings, answer
 from kimi_k3.intree.experts import Kept, located
 from kimi_k3.intree.layer import Pages
 from kimi_k3.intree.plan import LARGEST, MEASURED, OPS
@@ -33,6 +33,10 @@ from kimi_k3.intree.support import OPTION, TABLE_OPTION
 from kimi_k3.runtime.evidence import WorkerExtension
 
 CONTEXT, VOCABULARY = 128, 20480
+CACHE = 8 << 30
+"""Bytes vLLM is told it has for caches."""
+ASKED_S = 300.0
+"""How long ranks may take to answer; compiling for all batches is the longest."""
 REPLAYS, ROUNDS = 20, 7
 SAME = 4
 """Repeats whose bits are compared."""
@@ -346,8 +350,10 @@ class Engine:
 
         self.llm = LLM(
             checkpoint, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096,
-            max_num_seqs=max(batches), max_num_batched_tokens=2048, gpu_memory_utilization=0.8,
-            num_gpu_blocks_override=1024, enable_prefix_caching=False,
+            max_num_seqs=max(batches), max_num_batched_tokens=2048, gpu_memory_utilization=0.5,
+            # Given, as in the targets. To find it out, vLLM captures graphs and drops them, and its
+            # all-reduce keeps open what other ranks have freed (vLLM #46515).
+            kv_cache_memory_bytes=CACHE, num_gpu_blocks_override=1024, enable_prefix_caching=False,
             additional_config={OPTION: "latency_specialized", TABLE_OPTION: "measured"},
             worker_extension_cls="kimi_k3.bench.engine.Worker", tensor_parallel_size=ranks,
             compilation_config={"cudagraph_capture_sizes": sorted(batches)}, disable_log_stats=True,
@@ -355,12 +361,10 @@ class Engine:
         self._requests = 0
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """A method of every rank's worker; what the first one says. Raises RuntimeError."""
-        told = self.llm.collective_rpc("bench", args=(name, list(arguments)))
-        failed = [rank["failed"] for rank in told if "failed" in rank]
-        if failed:
-            raise RuntimeError(f"{name} on {len(failed)} of {len(told)} ranks: {failed[0]}")
-        return told[0]["found"]
+        """A method of every rank's worker; what the first one says. Raises RuntimeError, and
+        TimeoutError where a rank does not answer."""
+        told = self.llm.collective_rpc("bench", timeout=ASKED_S, args=(name, list(arguments)))
+        return answer(name, told)
 
     def evidence(self) -> dict[str, Any]:
         """What ran since the last time."""
@@ -479,7 +483,7 @@ def _agreement(a: list[list[int]], b: list[list[int]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print, and keep, what was found piece by piece."""
+    """Boot, ask, print."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("checkpoint")
     parser.add_argument("--batch", default="1,8,64")
@@ -491,23 +495,9 @@ def main() -> None:
     chosen = parser.parse_args()
     batches = [int(one) for one in chosen.batch.split(",")]
     detailed = [int(one) for one in chosen.detailed.split(",")]
-    found: dict[str, Any] = {"ops": OPS, "shipped": dict(LARGEST), "measured": dict(MEASURED)}
-    begin = time.perf_counter()
-
-    def piece(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
-        """Make one piece; a failure is kept like a finding."""
-        try:
-            found[name] = make(*arguments)
-            shown = json.dumps(found[name], default=str)
-            print(f"== {name} at {time.perf_counter() - begin:.0f} s: {shown[:1200]}", flush=True)
-        except Exception:
-            found[name] = traceback.format_exc()
-            print(f"== {name} FAILED\n{found[name]}", flush=True)
-        if chosen.json:
-            with open(chosen.json, "w") as file:
-                json.dump(found, file, indent=1, default=str)
-        return found[name]
-
+    findings = Findings(chosen.json)
+    piece, found = findings.piece, findings.found
+    found |= {"ops": OPS, "shipped": dict(LARGEST), "measured": dict(MEASURED)}
     sides = ["measured", *chosen.sides.split(",")]
     engine = Engine(chosen.checkpoint, batches, chosen.ranks)
     import vllm
