@@ -6,6 +6,7 @@ the claim makes impossible, by naming neither entry nor names, is INCONCLUSIVE a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -28,6 +29,8 @@ from fasttrack.schema import (
 STAGE = "path"
 LEAST_CHANGES = 6
 """Changes of path that an alternation must show."""
+LEAST_COMPARED = 2
+"""Tokens that an answer and its twin must share: the first is a prefill's, which is stock's."""
 MOST_NAMED = 3
 UNDECLARED = "PATH-UNDECLARED"
 
@@ -202,7 +205,11 @@ def _state(case: Case, base: StateRecord, mine: StateRecord, log: PathRecord) ->
 
 
 def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord) -> Finding:
-    """Answers stay within stock's own band while stock and specialised steps take turns."""
+    """Answers stay within stock's own band while stock and specialised steps take turns.
+
+    Where stock parts from itself it was as undecided as the gap there. Behind that nothing is
+    compared: of a model that parts before two tokens nothing is known.
+    """
     taken = [step.path for _, step in zip(log.scheduled, log.steps, strict=False)]
     changes = sum(a != b for a, b in pairwise(taken))
     if changes < LEAST_CHANGES:
@@ -213,12 +220,18 @@ def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord
     if not noise or not drifts or not all(one.compared for one in (*noise, *drifts)):
         return State.MISSING, "NO-RECORDS", "no pairs of answers with log-probabilities"
     stock = band(noise, policy)
-    parted = [one.parting_gap for one in drifts if one.parting_gap > stock.undecided]
+    own = [one.parting_gap for one in noise if math.isfinite(one.parting_gap)]
+    undecided = max(stock.undecided, max(own, default=0.0) + policy.tie_slack)
+    parted = [one.parting_gap for one in drifts if one.parting_gap > undecided]
     if parted:
-        told = f"{parted[0]:.3g} nats, undecided below {stock.undecided:.3g}"
+        told = f"{parted[0]:.3g} nats, undecided below {undecided:.3g}"
         return State.FAIL, "PATH-DRIFT", f"an answer parts at a gap of {told}"
     if left := outside(drifts, stock, policy):
         return State.FAIL, "PATH-DRIFT", left
+    compared = max(one.compared for one in drifts)
+    if compared < LEAST_COMPARED:
+        told = f"answers part after {compared} tokens, and so do stock's own"
+        return State.INCONCLUSIVE, "PATH-NOISE", told
     moved = max(one.logprob for one in drifts)
     return (
         State.PASS,

@@ -400,6 +400,11 @@ REASONS: dict[str, Explanation] = {
         "uninterrupted one by more than stock differs from itself.",
         "The two paths do not leave the same state behind: compare caches after one step of each.",
     ),
+    "PATH-NOISE": Explanation(
+        "Stock's own answers to one prompt part at once when it is computed otherwise, so that an "
+        "alternation of paths has nothing to be compared with.",
+        "Use a trained model: weights made up by seed, many layers deep, multiply every last bit.",
+    ),
     "PATH-OTHER-CODE": Explanation(
         "The kernel cases run other compiled code than the engine does: their tests prove nothing "
         "about what serves.",

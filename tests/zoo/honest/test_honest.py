@@ -229,6 +229,12 @@ CASES = (
         State.PASS,
     ),
     Honest(
+        "alternation_of_a_model_that_parts_from_itself",
+        zoo.honest_run(path=zoo.parted((5, 6, 9))),
+        "path/alternation",
+        State.PASS,
+    ),
+    Honest(
         "verifies_drafts_with_stock",
         zoo.honest_run(
             features=[

@@ -15,7 +15,7 @@ from fasttrack.schema import (
     TwinRecord,
 )
 from zoo_records._path import Scheduled, path, session
-from zoo_records._run import claim
+from zoo_records._run import changed, claim
 
 FAST = {"fast::layer": 2, "host::sample": 1}
 STOCK = {"stock::layer": 8, "host::sample": 1}
@@ -24,10 +24,10 @@ TURNS: Scheduled = ((0, 40), *[(1, 0), (1, 1)] * 4)
 """Every other step also prefills."""
 
 
-def answer(tokens: Sequence[int], shift: float = 0.0) -> TwinAnswer:
+def answer(tokens: Sequence[int], shift: float = 0.0, gap: float = 2.0) -> TwinAnswer:
     """An answer whose log-probabilities are moved by `shift`."""
     logprobs = [-0.5 - token / 100 + shift for token in tokens]
-    return TwinAnswer(token_ids=tokens, logprobs=logprobs, gaps=[2.0 for _ in tokens])
+    return TwinAnswer(token_ids=tokens, logprobs=logprobs, gaps=[gap for _ in tokens])
 
 
 def proofs(the_claim: Claim | None = None) -> list[Record]:
@@ -77,3 +77,11 @@ def proofs(the_claim: Claim | None = None) -> list[Record]:
             ),
         ]  # fmt: skip
     return made
+
+
+def parted(tokens: Sequence[int]) -> list[Record]:
+    """The same of a model whose answers part, stock's own too, where paths take turns: into
+    `tokens`."""
+    return changed(
+        proofs(), TwinRecord, lambda r: r.change == "alternation", changed=[answer(tokens)]
+    )
