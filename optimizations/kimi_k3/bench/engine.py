@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from kimi_k3.bench.findings import Findings, answer
-from kimi_k3.intree.experts import Kept, located
 from kimi_k3.intree.layer import Pages
 from kimi_k3.intree.plan import LARGEST, MEASURED, OPS
 from kimi_k3.intree.support import OPTION, TABLE_OPTION
@@ -62,8 +61,6 @@ def ladder() -> dict[str, dict[Any, int]]:
         sides[op] = {op: 64}
     # The same launches as the last but one, less careful with what is behind them.
     sides["hasty"] = sides["+shared"]
-    # `measured`, with the routed experts read where vLLM has them.
-    sides["in_place"] = dict(MEASURED)
     return sides
 
 
@@ -105,14 +102,7 @@ class Worker(WorkerExtension):
                 if len(ids) <= len(factors)
                 else plain(ids)
             )
-        layers = [layer for layer in decode._layers if layer.moe is not None]
-        kept = [layer.moe.weights for layer in layers]
         try:
-            if name == "in_place":
-                for layer in layers:
-                    sample = Kept(*(one[:: len(one) - 1] for one in layer.moe.weights))
-                    own = layer.module.block_sparse_moe.experts.routed_experts
-                    layer.moe.weights = located(own, sample)
             manager.graphs = {}
             manager.release_graphs()
             decode.capture.choose(largest)
@@ -134,8 +124,6 @@ class Worker(WorkerExtension):
         finally:
             backbone.__dict__.pop("embed_input_ids", None)
             decode.__dict__.pop("_run", None)
-            for layer, weights in zip(layers, kept, strict=True):
-                layer.moe.weights = weights
         return sorted(decode.capture.captured)
 
     def bench_use(self, name: str) -> None:
