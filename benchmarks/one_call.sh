@@ -13,7 +13,7 @@
 #                  and cut; unset: the engine is installed
 #   WORK           where things are unpacked and runs are kept, relative to the repository: .cache/one_call
 #
-# Eight GPUs:  ENGINE_PARTS=parts benchmarks/one_call.sh optimizations/kimi_k3/h200.toml h200-tp8 out 540 --only path --only perf
+# Eight GPUs:  ENGINE_PARTS=parts benchmarks/one_call.sh optimizations/kimi_k3/h200.toml h200-tp8 out 540 --only perf --together 2
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" | sed '$d' >&2; exit 2; }
 claim=$1 target=$2 out=$3 limit=${4:-540}
