@@ -26,7 +26,7 @@ from pydantic import ValidationError
 
 from fasttrack.engine import _vllm_device
 from fasttrack.engine._vllm_caches import scan
-from fasttrack.engine._vllm_requests import Collected, parameters
+from fasttrack.engine._vllm_requests import Collected, forcing, parameters
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.code import mapped
 from fasttrack.engine.serve import Coded, serve
@@ -409,9 +409,7 @@ class Backend:
             }
         arguments = of_target(target, self._plugin, additional_config, checkpoint)
         if self._forces:
-            from fasttrack.engine._vllm_forced import PROCESSOR
-
-            arguments["logits_processors"] = [PROCESSOR]
+            arguments |= forcing()
         return arguments
 
     def _import_plugin(self, plugin: Plugin) -> None:

@@ -40,10 +40,33 @@ def parameters(request: Request) -> Any:
         logit_bias=dict(sampling.logit_bias) if sampling.logit_bias else None,
         bad_words=list(sampling.bad_words) or None,
         allowed_token_ids=list(allowed) if allowed is not None else None,
-        extra_args={"fasttrack_forced": list(sampling.forced)} if sampling.forced else None,
         structured_outputs=StructuredOutputsParams(**structured) if structured else None,
         output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.CUMULATIVE,
+        **(_forced(sampling.forced) if sampling.forced else {}),
     )
+
+
+def forcing() -> dict[str, Any]:
+    """Arguments of an engine whose requests may bring tokens to force."""
+    if _replays_traces():
+        return {"enable_trace_replay": True}
+    return {"logits_processors": ["fasttrack.engine._vllm_forced:Forced"]}
+
+
+def _forced(tokens: Sequence[int]) -> dict[str, Any]:
+    """What a request says of them."""
+    if _replays_traces():
+        return {"trace_decode_token_ids": list(tokens)}
+    return {"extra_args": {"fasttrack_forced": list(tokens)}}
+
+
+def _replays_traces() -> bool:
+    """Whether the engine forces tokens itself: vLLM's second model runner, which takes no processor
+    made for the first. GPUs have it since 0.33."""
+    from vllm import SamplingParams
+    from vllm.platforms import current_platform
+
+    return hasattr(SamplingParams, "trace_decode_token_ids") and current_platform.is_cuda()
 
 
 class _Sequence:

@@ -167,7 +167,8 @@ KIMI_K3 = {
     "cases": "dims presets checkpoint cases kernels reference runtime.attention "
     "runtime.collective runtime.executor runtime.step",
     "training": "dims presets tokenizer checkpoint reference training",
-    "bench.engine": "intree.experts intree.layer intree.plan intree.support runtime.evidence",
+    "bench.findings": "",
+    "bench.engine": "bench.findings intree.layer intree.plan intree.support runtime.evidence",
     "bench": "kernels bench",
 }
 KIMI_K3_OUTSIDE = {

@@ -65,6 +65,8 @@ def test_an_engine_that_does_not_schedule_ahead_has_no_queue() -> None:
 
 def test_routing_that_cannot_be_watched_is_told() -> None:
     made = backend(Engine(0))
+    runner = SimpleNamespace(get_model=lambda: SimpleNamespace(modules=list))
+    made._llm = SimpleNamespace(collective_rpc=lambda ask: [runner])
 
     def refuse(*_: Any) -> None:
         raise NotImplementedError("an operator without a schema")
