@@ -41,6 +41,7 @@ WORKS: dict[str, Callable[[int], ops.Work]] = {
     "experts.in_place": partial(moe.experts, in_place=True),
     "moe_tail": lambda batch: moe.tail(batch, SOURCES),
     "layer": lambda batch: layer.layers(batch, SOURCES),
+    "layer.kept": lambda batch: layer.layers(batch, SOURCES, in_place=False),
     "layer.attention": lambda batch: layer.layers(batch, SOURCES, "a"),
     "layer.mixture": lambda batch: layer.layers(batch, SOURCES, "m"),
     "half.alone": lambda batch: ops.half(batch, SOURCES, exchange=False),

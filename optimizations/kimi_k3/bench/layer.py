@@ -2,7 +2,8 @@
 
 Owns: buffers, our launches, the least bytes. Six layers of eight have Kimi delta attention, two
 latent attention over a short context. Every weight but the experts' is a layer's own, and every
-layer takes experts of its own out of the 896 of `moe.weights`. Exchanges are looped back: traffic
+layer takes experts of its own out of the 896 of `moe.weights_repacked`, as vLLM's back end has them
+and as they are read inside vLLM, or of `moe.weights`. Exchanges are looped back: traffic
 is that of one rank, and nobody is late. Reads `ops`, `mla`, `moe`.
 """
 
@@ -33,10 +34,11 @@ Part = tuple[list[Call], float]
 class Mixture:
     """The expert halves of a chain."""
 
-    def __init__(self, batch: int, sources: int, site: Residual) -> None:
+    def __init__(self, batch: int, sources: int, site: Residual, in_place: bool) -> None:
         self.front = moe.Front(batch, site.y)
         self.tail = moe.Tail(batch, sources, site, self.front.active)
-        self.kernel = launch.experts(batch)
+        self.kernel = launch.repacked_experts(batch) if in_place else launch.experts(batch)
+        self.held = moe.weights_repacked() if in_place else moe.weights()
         self.between = inbox(self.kernel.routed)
 
     def layer(self) -> Part:
@@ -44,7 +46,7 @@ class Mixture:
         front, tail = self.front, self.tail
         ids = torch.stack([torch.randperm(EXPERTS)[:TOP_K] for _ in range(len(front.z))]).int()
         experts = Bound(self.kernel, z=front.z, ids=ids.cuda(), gains=front.gains,
-                        slots=tail.slots, inbox=self.between, **moe.weights())  # fmt: skip
+                        slots=tail.slots, inbox=self.between, **self.held)  # fmt: skip
         moved = front.bytes_each + tail.bytes_each
         moved += len(ids.unique()) * self.kernel.routed.bytes_per_expert
         # The shared experts' second map comes first: its weights arrive while experts are chosen.
@@ -73,11 +75,11 @@ def attention(kind: str, batch: int, sources: int, site: Residual) -> Part:
     return [first, *core, *site.exchanged(sources, w_out, out)], moved
 
 
-def layers(batch: int, sources: int, halves: str = "am") -> Work:
+def layers(batch: int, sources: int, halves: str = "am", in_place: bool = True) -> Work:
     """Layers behind each other, each as if it were an op of its own. `halves`: attention, mixture,
-    or both."""
+    or both. `in_place`: experts are read as vLLM's back end has them, else as the checkpoint."""
     site = Residual(batch)
-    mixture = Mixture(batch, sources, site)
+    mixture = Mixture(batch, sources, site, in_place)
     kinds = KINDS * (2 if batch < FEW else 1)
     parts: list[Part] = []
     for kind in kinds:
@@ -86,4 +88,5 @@ def layers(batch: int, sources: int, halves: str = "am") -> Work:
     ours = [call for calls, _ in parts for call in calls]
     moved = sum(bytes_ for _, bytes_ in parts) / len(kinds)
     name = {"am": "layer", "a": "layer.attention", "m": "layer.mixture"}[halves]
+    name += "" if in_place else ".kept"
     return Work(name, batch, moved, len(ours) / len(kinds), ours, [], times=len(kinds))

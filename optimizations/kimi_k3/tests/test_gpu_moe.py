@@ -56,7 +56,7 @@ def _in_place(
     return y
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8, 64])
+@pytest.mark.parametrize("batch", [1, 2, 4, 8, 64])
 def test_all_experts_repacked(batch: int) -> None:
     ids = torch.stack([torch.randperm(EXPERTS, device="cuda")[:TOP_K] for _ in range(batch)]).int()
     ids[0, :2] = torch.tensor([0, EXPERTS - 1])
@@ -84,7 +84,7 @@ def _packed(codes: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [24, 64])
-@pytest.mark.parametrize("batch", [1, 2, 3, 8, 9, 16, 33, 64])
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 8, 9, 16, 33, 64])
 def test_repacked_weights_give_the_bits_of_the_checkpoints(batch: int, count: int) -> None:
     case = ExpertsCase()
     padding = 1 if batch in (3, 16) else 0

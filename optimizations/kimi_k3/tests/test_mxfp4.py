@@ -137,6 +137,20 @@ def test_every_repacked_weight_has_one_block_and_one_stage(device: Device) -> No
         assert form.experts + 1 + moe.WARPS + 1 + form.pairs <= form.scratch
         # Both buffers in which halves of the second product meet.
         assert form.scratch >= 2 * 4 * 32 * 4
+        # A lane stores two sums at once, so no token's may be half of a pair.
+        assert form.columns <= form.pitch and form.pitch % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "crews", "resident", "stages"),
+    [(1, 16, 1, 11), (2, 32, 2, 4), (4, 22, 1, 12), *((b, 44, 2, 4) for b in (8, 16, 32, 64))],
+)
+def test_forms_for_repacked_weights_are_those_that_were_measured(
+    batch: int, crews: int, resident: int, stages: int
+) -> None:
+    """Others were slower, as an op or in a layer, or were never run ("Weights once in memory")."""
+    form = moe.cut(896, 3584, 384, 16, batch, *H200, kind=moe.Repacked)
+    assert (form.crews, form.resident, form.stages) == (crews, resident, stages)
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))

@@ -35,6 +35,13 @@ PIECE, PIECE_BYTES, STEP = 64, 512, 16
 """Rows, bytes and columns of what lies together in repacked weights, see `mxfp4.repacked`."""
 REPACKED_PARTS = 6
 """Blocks of a crew that reads repacked weights: as many as gate rows have pieces."""
+REPACKED_ALONE = {1: 11, 4: 12}
+"""Rows at which each of them has a multiprocessor to itself, and the most stages it then has. The
+62 units of four rows take three rounds of 22 crews, the last nearly full, or two of 44, the last
+not half full."""
+REPACKED_STAGES = 4
+"""At other rows. Two rows have room for more, but so do the kernels ahead and behind, whose blocks
+lie beside these: with six stages the op is as fast and a layer takes 2.7 us longer."""
 INTER = 384
 """Hidden width of a rank of eight, the only one there is code for."""
 
@@ -190,9 +197,14 @@ class Repacked(Routed):
         return -(-self.up_bytes // 1024) * 1024
 
     @property
+    def pitch(self) -> int:
+        """Words of a row of the scratch. A lane has two columns."""
+        return next(one for one in (2, 4, COLUMNS) if one >= self.columns)
+
+    @property
     def scratch(self) -> int:
         """Words in which the warps' sums of the first product meet; the second needs fewer."""
-        return WARPS * self.rows * COLUMNS
+        return WARPS * self.rows * self.pitch
 
 
 class Choice(NamedTuple):
@@ -225,8 +237,8 @@ def cut(
     experts: int, latent: int, inter: int, top_k: int, batch: int, multiprocessors: int,
     shared_bytes: int, beta: float = 4.0, linear_beta: float = 25.0, kind: type[Routed] = Routed,
 ) -> Routed:  # fmt: skip
-    """As many crews as fit the device, or a row has experts; as many stages as fit `shared_bytes`
-    of a multiprocessor. `kind`: for weights of which layout.
+    """As many crews as fit the device, or there are units; as many stages as fit `shared_bytes` of
+    a multiprocessor, or are of use. `kind`: for weights of which layout.
 
     Raises ValueError for shapes there is no code for.
     """
@@ -234,17 +246,17 @@ def cut(
         raise ValueError(f"no code for experts of {latent} x {inter}")
     if not 1 <= batch <= 64 or experts > 1024:
         raise ValueError(f"no code for {batch} rows and {experts} experts")
-    resident = 1 if batch == 1 else RESIDENT
-    parts = REPACKED_PARTS if kind is Repacked else PARTS
-    crews = resident * multiprocessors // parts
-    if batch == 1:
-        if top_k > crews:
-            raise ValueError(
-                f"no code for {top_k} experts of a row on {multiprocessors} multiprocessors"
-            )
-        crews = top_k
+    alone, most, parts = {1: 32}, 32, PARTS
+    if kind is Repacked:
+        alone, most, parts = REPACKED_ALONE, REPACKED_STAGES, REPACKED_PARTS
+    resident, most = (1, alone[batch]) if batch in alone else (RESIDENT, most)
+    crews = min(resident * multiprocessors // parts, batch * top_k)
+    if batch == 1 and crews < top_k:
+        raise ValueError(
+            f"no code for {top_k} experts of a row on {multiprocessors} multiprocessors"
+        )
     shared_bytes = (shared_bytes + RESERVED) // resident - RESERVED
-    form = kind(experts, latent, inter, top_k, batch, beta, linear_beta, crews, 32, resident)
+    form = kind(experts, latent, inter, top_k, batch, beta, linear_beta, crews, most, resident)
     while form.shared_bytes + BARRIERS > shared_bytes and form.stages > 2:
         form = form._replace(stages=form.stages - 1)
     if form.shared_bytes + BARRIERS > shared_bytes:

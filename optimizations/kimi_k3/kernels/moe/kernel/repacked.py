@@ -269,9 +269,9 @@ class RepackedExperts(Experts):
         cute.arch.barrier(barrier_id=1, number_of_threads=THREADS)
         for m in cutlass.range_constexpr(tiles):
             for half in cutlass.range_constexpr(2):
-                row = (warp * form.rows + 16 * m + 8 * half + lane // 4) * COLUMNS
+                row = (warp * form.rows + 16 * m + 8 * half + lane // 4) * form.pitch
                 place = prim.shared_address(scratch + (row + 2 * (lane % 4)))
-                if cutlass.const_expr(form.columns > 1) or lane % 4 == 0:
+                if cutlass.const_expr(form.pitch == COLUMNS) or 2 * (lane % 4) < form.pitch:
                     prim.store_shared(place, [acc[2 * half + i, m] * factors[i] for i in range(2)])
         cute.arch.barrier(barrier_id=1, number_of_threads=THREADS)
         # A number per thread; neighbours have the two of a word, in the order of the instruction.
@@ -282,9 +282,9 @@ class RepackedExperts(Experts):
             row = pair // 16 * GROUP + pair % 4 * 8 + pair // 4 % 4 * 2 + side
             gate, up = Float32(0.0), Float32(0.0)
             for other in cutlass.range_constexpr(WARPS):
-                from_ = (other * form.rows + row) * COLUMNS + column
+                from_ = (other * form.rows + row) * form.pitch + column
                 gate += scratch[from_]
-                up += scratch[from_ + form.hidden * COLUMNS]
+                up += scratch[from_ + form.hidden * form.pitch]
             mine = prim.situ(gate, up, form.beta, form.linear_beta)
             theirs = cute.arch.shuffle_sync_bfly(mine, 1)
             (word,) = prim.packed([
