@@ -2,10 +2,10 @@
 
 Per kind of later work (features, evals, perf at the smallest and the largest batch) the same
 prompts run twice: once with a profiler around every step, once with the entry's result replaced by
-a constant. Then the caches are compared around every step, and one request is answered alone and
-with a prefill beside it in every other step. Both arms do the same: base is the control. Nothing
-here is timed but one decode step at the grid's smallest cell, under the profiler, for the report's
-picture. Owns the calls; what follows from them is for `rules.proof`.
+a constant. Then the caches are compared around every step, and one request is answered alone and,
+along the same tokens, with a prefill beside it in every other step. Both arms do the same: base is
+the control. Nothing here is timed but one decode step at the grid's smallest cell, under the
+profiler, for the report's picture. Owns the calls; what follows from them is for `rules.proof`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     arm: Arm = spec["arm"]
     name = f"path-{arm}"
     records: list[Record] = []
-    with setting.session("path", name, arm, records, env=ENV) as session:
+    with setting.session("path", name, arm, records, env=ENV, forces=True) as session:
         calls = _Calls(session, setting, name, arm, records)
         calls.state()
         calls.alternation()
@@ -131,7 +131,8 @@ class _Calls:
         )  # fmt: skip
 
     def alternation(self) -> None:
-        """One request alone, then with a prefill beside it in every other step."""
+        """One request alone, then with a prefill beside it in every other step. The second time its
+        tokens are forced to be the first time's: an answer that parted could not be compared."""
         told = Sampling(max_tokens=LONG_TOKENS, logprobs=2)
         request = _request(self._session, self._setting, 40, told)
         once = Sampling(max_tokens=1)
@@ -142,11 +143,15 @@ class _Calls:
             for n in range(LONG_TOKENS // 2)
         ]
         alone = self._evidence("path/alone", [request])
-        mixed = self._evidence("path/alternation", [request, *late])
+        plain = alone.generation.answers[0]
+        forced = told.model_copy(update={"forced": plain.token_ids})
+        again = request.model_copy(update={"sampling": forced})
+        changed = self._evidence("path/alternation", [again, *late]).generation.answers[0]
         self._records.append(
             TwinRecord(
                 change="alternation", session=self._name, arm=self._arm, cell="path/alternation",
-                plain=_answers(alone)[:1], changed=_answers(mixed)[:1],
+                plain=[_answer(plain)],
+                changed=[_answer(changed).model_copy(update={"ranks": changed.ranks})],
             )
         )  # fmt: skip
 

@@ -207,8 +207,10 @@ def _state(case: Case, base: StateRecord, mine: StateRecord, log: PathRecord) ->
 def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord) -> Finding:
     """Answers stay within stock's own band while stock and specialised steps take turns.
 
-    Where stock parts from itself it was as undecided as the gap there. Behind that nothing is
-    compared: of a model that parts before two tokens nothing is known.
+    The second answer is forced along the first: it parts where its own choice would have been
+    another token. Where stock parts from itself it was as undecided as the gap there. Of answers
+    that were not forced nothing is compared behind their parting, and of a model that parts before
+    two tokens nothing is known.
     """
     taken = [step.path for _, step in zip(log.scheduled, log.steps, strict=False)]
     changes = sum(a != b for a, b in pairwise(taken))
@@ -220,9 +222,9 @@ def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord
     if not noise or not drifts or not all(one.compared for one in (*noise, *drifts)):
         return State.MISSING, "NO-RECORDS", "no pairs of answers with log-probabilities"
     stock = band(noise, policy)
-    own = [one.parting_gap for one in noise if math.isfinite(one.parting_gap)]
+    own = [gap for gap in map(_parting, base.plain, base.changed) if math.isfinite(gap)]
     undecided = max(stock.undecided, max(own, default=0.0) + policy.tie_slack)
-    parted = [one.parting_gap for one in drifts if one.parting_gap > undecided]
+    parted = [gap for gap in map(_parting, mine.plain, mine.changed) if gap > undecided]
     if parted:
         told = f"{parted[0]:.3g} nats, undecided below {undecided:.3g}"
         return State.FAIL, "PATH-DRIFT", f"an answer parts at a gap of {told}"
@@ -239,6 +241,15 @@ def _alternation(case: Case, base: TwinRecord, mine: TwinRecord, log: PathRecord
         f"the path changed {changes} times; log-probability moved {moved:.2g} nats, stock's own "
         f"{stock.worst:.2g}",
     )
+
+
+def _parting(one: TwinAnswer, other: TwinAnswer) -> float:
+    """Gap where a twin first goes, or would have gone, another way, nats: 0 where it never does,
+    infinite where it is unknown."""
+    for gap, rank in zip(one.gaps, other.ranks, strict=False):
+        if rank != 1:
+            return math.inf if gap is None else gap
+    return drift(one, other).parting_gap
 
 
 def _code(case: Case) -> Verdict:

@@ -177,13 +177,15 @@ class TwinAnswer(Frozen):
     token_ids: Sequence[int]
     logprobs: Sequence[float | None] = ()
     gaps: Sequence[float | None] = ()
+    ranks: Sequence[int] = ()
+    """Of an answer whose tokens were those of its twin, by force: their ranks."""
 
 
 class TwinRecord(Frozen):
     """The same prompts answered twice in one session, the second time under a change.
 
     `watermark`: the entry's result is a constant. `alternation`: a short prompt arrives every other
-    step, so that the step cannot be a pure decode.
+    step, so that the step cannot be a pure decode; the tokens are forced to be those of before.
     """
 
     kind: Literal["twin"] = "twin"

@@ -235,6 +235,12 @@ CASES = (
         State.PASS,
     ),
     Honest(
+        "alternation_forced_along_where_stock_would_part_too",
+        zoo.honest_run(path=zoo.parted((5, 6, 7), ranks=(1, 1, 2))),
+        "path/alternation",
+        State.PASS,
+    ),
+    Honest(
         "verifies_drafts_with_stock",
         zoo.honest_run(
             features=[

@@ -96,6 +96,8 @@ PROOFS = (
           TURNED, State.FAIL, "PATH-DRIFT", "gap of 2.5 nats, undecided below 2.1"),
     Cheat("alternates_on_a_model_that_parts_at_once", zoo.honest_run(path=zoo.parted((5, 9, 9))),
           TURNED, State.INCONCLUSIVE, "PATH-NOISE", "part after 1 tokens"),
+    unproved("would_part_when_alternating", TURNED, "PATH-DRIFT", TwinRecord, "gap of 2 nats",
+             changed=[zoo.answer((5, 6, 7), ranks=(1, 2, 1))]),
     unproved("ends_early_when_alternating", TURNED, "PATH-DRIFT", TwinRecord, "",
              changed=[zoo.answer((5, 6))]),
     Cheat("engine_runs_untested_code",

@@ -24,10 +24,12 @@ TURNS: Scheduled = ((0, 40), *[(1, 0), (1, 1)] * 4)
 """Every other step also prefills."""
 
 
-def answer(tokens: Sequence[int], shift: float = 0.0, gap: float = 2.0) -> TwinAnswer:
+def answer(
+    tokens: Sequence[int], shift: float = 0.0, gap: float = 2.0, ranks: Sequence[int] = ()
+) -> TwinAnswer:
     """An answer whose log-probabilities are moved by `shift`."""
     logprobs = [-0.5 - token / 100 + shift for token in tokens]
-    return TwinAnswer(token_ids=tokens, logprobs=logprobs, gaps=[gap for _ in tokens])
+    return TwinAnswer(token_ids=tokens, logprobs=logprobs, gaps=[gap for _ in tokens], ranks=ranks)
 
 
 def proofs(the_claim: Claim | None = None) -> list[Record]:
@@ -79,9 +81,8 @@ def proofs(the_claim: Claim | None = None) -> list[Record]:
     return made
 
 
-def parted(tokens: Sequence[int]) -> list[Record]:
+def parted(tokens: Sequence[int], ranks: Sequence[int] = ()) -> list[Record]:
     """The same of a model whose answers part, stock's own too, where paths take turns: into
-    `tokens`."""
-    return changed(
-        proofs(), TwinRecord, lambda r: r.change == "alternation", changed=[answer(tokens)]
-    )
+    `tokens`, or into what has another of the `ranks`."""
+    twin = [answer(tokens, ranks=ranks)]
+    return changed(proofs(), TwinRecord, lambda r: r.change == "alternation", changed=twin)
