@@ -403,8 +403,8 @@ REASONS: dict[str, Explanation] = {
     "PATH-NOISE": Explanation(
         "Stock's own answers to one prompt part at once when it is computed otherwise, so that an "
         "alternation of paths has nothing to be compared with.",
-        "Measure again: answers are forced along each other since. A model of many layers and random "
-        "weights multiplies every last bit.",
+        "Measure again: answers are forced along each other since. A model of many layers and "
+        "random weights multiplies every last bit.",
     ),
     "PATH-OTHER-CODE": Explanation(
         "The kernel cases run other compiled code than the engine does: their tests prove nothing "
