@@ -56,7 +56,7 @@ class SessionRecord(Frozen):
     ready_s: float
     end_s: float
     """`start_s`, `ready_s`, `end_s`: the host's monotonic clock."""
-    beside: Sequence[str] = ()
+    beside: tuple[str, ...] = ()
     """Sessions that were booted together with this one: all but one are idle at any time."""
     turn_s: float | None = None
     """When this one's turn came, by the same clock; null: as soon as it was ready."""

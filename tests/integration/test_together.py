@@ -60,7 +60,7 @@ def test_verdicts_are_those_of_engines_that_boot_alone(tmp_path: Path) -> None:
     assert not any(record.beside for record in lonely.values())
     for name, record in paired.items():
         (neighbour,) = record.beside
-        assert list(paired[neighbour].beside) == [name]
+        assert paired[neighbour].beside == (name,)
         assert record.turn_s is not None and record.turn_s >= record.ready_s
         assert paired[neighbour].ready_s <= record.turn_s  # nobody boots while one is measured
     assert fasttrack(tmp_path, "verify", ran.json["bundle"]).status == 0
