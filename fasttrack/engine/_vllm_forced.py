@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
+PROCESSOR = f"{__name__}:Forced"
 KEY = "fasttrack_forced"
 """Of `SamplingParams.extra_args`: the tokens, in order."""
 

@@ -50,14 +50,18 @@ def forcing() -> dict[str, Any]:
     """Arguments of an engine whose requests may bring tokens to force."""
     if _replays_traces():
         return {"enable_trace_replay": True}
-    return {"logits_processors": ["fasttrack.engine._vllm_forced:Forced"]}
+    from fasttrack.engine._vllm_forced import PROCESSOR
+
+    return {"logits_processors": [PROCESSOR]}
 
 
 def _forced(tokens: Sequence[int]) -> dict[str, Any]:
     """What a request says of them."""
     if _replays_traces():
         return {"trace_decode_token_ids": list(tokens)}
-    return {"extra_args": {"fasttrack_forced": list(tokens)}}
+    from fasttrack.engine._vllm_forced import KEY
+
+    return {"extra_args": {KEY: list(tokens)}}
 
 
 def _replays_traces() -> bool:

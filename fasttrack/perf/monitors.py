@@ -99,7 +99,7 @@ class Watch:
         self.values: dict[str, float] = {}
 
     def __enter__(self) -> Watch:
-        chosen = [] if self._gpus is None else [",".join(map(str, self._gpus))]
+        chosen = map(str, self._gpus or ())
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fasttrack.perf.monitors", str(os.getpid()), *chosen],
             stdin=subprocess.PIPE,
@@ -158,4 +158,4 @@ def _is_ours(pid: int, root: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), [int(one) for told in sys.argv[2:] for one in told.split(",")] or None)
+    main(int(sys.argv[1]), [int(index) for index in sys.argv[2:]] or None)

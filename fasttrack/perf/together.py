@@ -1,9 +1,9 @@
 """The perf stage with engines of a block that boot together and are measured one after the other.
 
 Booting takes most of a session on a GPU, and can wait for nobody: files, one core, compilers. While
-one engine is measured the others sit idle and no engine boots. They are given GPUs of their own if
-there are enough, in an order that gives every pair of GPUs both arms the same way round; otherwise
-they share the GPUs and their memory. Owns who boots when; what is measured is `sweep`'s.
+one engine is measured the others sit idle and no engine boots. They are given GPUs of their own, by
+their place in the block, if there are enough; otherwise they share the GPUs and their memory. Owns
+who boots when; what is measured is `sweep`'s.
 """
 
 from __future__ import annotations
@@ -50,12 +50,9 @@ class Together:
     def __call__(self, setting: Setting, spec: Spec) -> list[Record]:
         """Records of one session; its turn comes when all of its group are ready."""
         group = self._group(spec)
-        here = {one["position"]: self._with_gpus(setting, one) for one in group}
-        asked = [sweep.boot_of(setting, one) for one in group]
-        boots = [one for one in asked if one is not None]
-        if spec == group[0] and len(boots) == len(group) > 1:
-            self._boot(list(here.values()), boots)
-        return sweep.run(here[spec["position"]], spec)
+        if len(group) > 1 and spec == group[0]:
+            self._boot(setting, group)
+        return sweep.run(self._with_gpus(setting, spec), spec)
 
     def _group(self, spec: Spec) -> list[Spec]:
         """The units that boot with this one, in order: of its block, by position."""
@@ -70,26 +67,30 @@ class Together:
 
     def _with_gpus(self, setting: Setting, spec: Spec) -> Setting:
         """With GPUs of its own for a unit, by its place in the group, if all can have some."""
-        needed = 1 if "agent" in spec else spec["shape"][0]
         own = None
-        if "agent" not in spec and needed * self._count <= len(self._gpus):
+        if "agent" not in spec and spec["shape"][0] * self._count <= len(self._gpus):
+            needed = spec["shape"][0]
             first = spec["position"] % self._count * needed
             own = self._gpus[first : first + needed]
         return replace(setting, idle=self._idle, gpus=own)
 
-    def _boot(self, settings: Sequence[Setting], boots: Sequence[sweep.Boot]) -> None:
+    def _boot(self, setting: Setting, group: Sequence[Spec]) -> None:
         """Begin all, then wait for all. If one fails, each boots alone in its turn, and the error,
         if it comes again, is told then: two may be more than the memory holds."""
+        boots = [boot for spec in group if (boot := sweep.boot_of(setting, spec)) is not None]
+        if len(boots) < len(group):
+            return
         with contextlib.ExitStack() as failed:
             begun = []
-            for setting, one in zip(settings, boots, strict=True):
-                made = setting.boot("perf", one.name, one.arm, one.variant)
+            for spec, one in zip(group, boots, strict=True):
+                here = self._with_gpus(setting, spec)
+                made = here.boot("perf", one.name, one.arm, one.variant)
                 failed.callback(made.boot.child.kill)
                 begun.append(made)
             try:
                 ready = [booting.wait() for booting in begun]
             except FasttrackError as error:
-                settings[0].say(f"together they do not boot ({error.code}): one by one")
+                setting.say(f"together they do not boot ({error.code}): one by one")
                 return
             failed.pop_all()
         names = [one.name for one in boots]
