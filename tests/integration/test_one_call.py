@@ -32,8 +32,9 @@ def _call(repo: Path, claim: Path, seconds: int) -> tuple[int, Path]:
     out = claim.parent / "out"
     told = os.environ | {"PYTHON": sys.executable, "WORK": str(claim.parent / "work")}
     command = ["bash", "benchmarks/one_call.sh", str(claim), "fake", str(out), str(seconds)]
+    # The largest tier takes longer than the least time that a call gives itself, on any machine.
     done = subprocess.run(
-        [*command, "--only", "perf"], cwd=repo, env=told, capture_output=True, timeout=200,
+        [*command, "--only", "perf", "--tier", "full"], cwd=repo, env=told, capture_output=True, timeout=200,
         check=False,
     )  # fmt: skip
     return done.returncode, out

@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable
 
-LIMIT_S = 20.0
-"""A step takes milliseconds, and a wait at a mailbox ends after about 10 s."""
+LIMIT_S = 15.0
+"""A step takes milliseconds, a wait at a mailbox ends after about 10 s, and vLLM's executor gives
+the ranks that are left another 9: all are gone within 30."""
 STATUS = 70
 """Of the process that ends; `EX_SOFTWARE` of sysexits.h."""
 
