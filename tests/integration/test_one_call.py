@@ -34,8 +34,8 @@ def _call(repo: Path, claim: Path, seconds: int) -> tuple[int, Path]:
     command = ["bash", "benchmarks/one_call.sh", str(claim), "fake", str(out), str(seconds)]
     # The largest tier takes longer than the least time that a call gives itself, on any machine.
     done = subprocess.run(
-        [*command, "--only", "perf", "--tier", "full"], cwd=repo, env=told, capture_output=True, timeout=200,
-        check=False,
+        [*command, "--only", "perf", "--tier", "full"], cwd=repo, env=told, capture_output=True,
+        timeout=200, check=False,
     )  # fmt: skip
     return done.returncode, out
 
