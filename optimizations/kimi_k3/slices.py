@@ -48,6 +48,19 @@ SCALE_SPREAD_RMS = math.sqrt(2.5)
 """The same of scales that are one or two, equally often."""
 E8M0_ONE = 127
 
+CALM = 1 / 20
+"""Of the usual size are the matrices through which a layer adds to the residual. At full size a
+checkpoint of random weights is chaotic: the last bit of a number changes every later token, and
+answers tell nothing of whoever computed them. At this size they move several times more by a layer
+left out than by last bits (`test_slices`)."""
+OUTWARD = (
+    ".self_attn.o_proj.weight",
+    ".mlp.down_proj.weight",
+    ".shared_experts.down_proj.weight",
+    ".routed_expert_up_proj.weight",
+)
+"""Ends of their names. Routed experts are normalised behind their sum, so that theirs is none."""
+
 JOBS = 4
 """Processes that share a GPU: making and writing a layer take turns."""
 
@@ -167,6 +180,8 @@ def _values(name: str, shape: Shape, seed: int, device: str, dtype: torch.dtype)
     Every step is exact or correctly rounded on its own, so that no device fuses two.
     """
     mean, deviation = scale(name, shape)
+    if name.endswith(OUTWARD):
+        deviation *= CALM
     if name.endswith(".A_log"):
         mean, deviation = 0.7, 0.35  # decay rates between 1 and 4, mostly
     if name.endswith(".dt_bias"):

@@ -17,7 +17,8 @@ from kimi_k3 import slices
 from kimi_k3.checkpoint import CheckpointError, digest
 from kimi_k3.dims import Dims
 from kimi_k3.presets import NANO_13
-from kimi_k3.reference.weights import PREFIX, shapes
+from kimi_k3.reference import decoder
+from kimi_k3.reference.weights import MODEL, PREFIX, layer_prefix, shapes
 from kimi_k3.tokenizer import tokenizer
 
 DIMS = Dims.from_config(NANO_13)
@@ -75,7 +76,7 @@ def test_rows_have_a_norm_near_one(folder: Path) -> None:
     expert = f"{stem}experts.3.w1."
     maps = [
         found[f"{stem}gate.weight"].float(),
-        found["model.layers.1.self_attn.o_proj.weight"].float(),
+        found["model.layers.1.self_attn.o_proj.weight"].float() / slices.CALM,
         dequantised(found[expert + "weight_packed"], found[expert + "weight_scale"]),
     ]
     for weight in maps:
@@ -85,6 +86,39 @@ def test_rows_have_a_norm_near_one(folder: Path) -> None:
     assert len({tuple(t.flatten()[:8].tolist()) for n, t in found.items() if "packed" in n}) == sum(
         "packed" in name for name in found
     )
+
+
+def whole(folder: Path) -> dict[str, Tensor]:
+    """float32 weights, as the reference names them."""
+    found = read(folder)
+    codes = [name for name in found if name.endswith("_packed")]
+    for name in codes:
+        exponents = found.pop(name.replace("_packed", "_scale"))
+        found[name.removesuffix("_packed")] = dequantised(found.pop(name), exponents)
+    return {PREFIX + name: tensor.float() for name, tensor in found.items()}
+
+
+def test_answers_tell_of_a_layer_left_out_and_little_of_last_bits(folder: Path) -> None:
+    weights = whole(folder)
+    ids = torch.randint(0, DIMS.vocab, (64,), generator=torch.Generator().manual_seed(0))
+
+    def said(**other: Tensor) -> Tensor:
+        state = decoder.State.empty(DIMS)
+        logits = decoder.extend(weights | other, DIMS, state, ids)
+        return logits.log_softmax(dim=-1)
+
+    def moved(name: str, factor: Tensor | float) -> float:
+        """Nats, of the likeliest token, in the middle of the sequence's tokens."""
+        now, top = said(**{name: weights[name] * factor}), plain.argmax(dim=-1, keepdim=True)
+        return float((now - plain).gather(1, top).abs().median())
+
+    plain = said()
+    table = MODEL + "embed_tokens.weight"
+    bits = torch.randint(-1, 2, weights[table].shape, generator=torch.Generator().manual_seed(1))
+    last_bits = moved(table, 1 + bits * 2**-9)
+    assert last_bits < 0.05
+    for name in ("self_attn.o_proj", "block_sparse_moe.routed_expert_up_proj"):
+        assert moved(f"{layer_prefix(5)}{name}.weight", 0.0) > 3 * last_bits
 
 
 def test_seed_and_nothing_else_decides_the_bytes(folder: Path, tmp_path: Path) -> None:
