@@ -14,13 +14,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fasttrack.engine.base import Answer, Evidence, Request, Sampling, Session
+from fasttrack.engine.base import Answer, Evidence, RankEvidence, Request, Sampling, Session
 from fasttrack.engine.setting import Setting, path_record
 from fasttrack.evals.task import prompt_room
 from fasttrack.evals.tasks import registry
 from fasttrack.schema import (
     Arm,
     CodeRecord,
+    EngineStep,
     Record,
     StateRecord,
     Target,
@@ -107,8 +108,11 @@ class _Calls:
 
     def kind(self, kind: str, requests: Sequence[Request]) -> None:
         """Traced, then with the entry's result replaced."""
-        traced = self._evidence(f"path/{kind}/trace", requests, trace=True)
-        self._records.append(_trace(self._name, self._arm, f"path/{kind}/trace", traced))
+        cell = f"path/{kind}/trace"
+        traced = self._evidence(cell, requests, trace=True)
+        steps = traced.generation.steps
+        for rank, seen in enumerate((traced, *traced.others)):
+            self._records.append(_trace(self._name, self._arm, cell, steps, seen, rank))
         cell = f"path/{kind}/watermark"
         marked = self._evidence(cell, requests, watermark=True)
         self._records.append(
@@ -122,13 +126,15 @@ class _Calls:
         """Cache blocks before and after every step."""
         told = Sampling(max_tokens=TOKENS, logprobs=2)
         requests = [_request(self._session, self._setting, n + 1, told) for n in LENGTHS]
-        seen = self._evidence("path/state", requests, state=True)
-        self._records.append(
-            StateRecord(
-                session=self._name, arm=self._arm, cell="path/state", steps=seen.state,
-                watched_blocks=seen.watched_blocks, blocks=seen.blocks, problem=seen.problem,
-            )
-        )  # fmt: skip
+        first = self._evidence("path/state", requests, state=True)
+        for rank, seen in enumerate((first, *first.others)):
+            self._records.append(
+                StateRecord(
+                    session=self._name, arm=self._arm, cell="path/state", steps=seen.state,
+                    rank=rank, watched_blocks=seen.watched_blocks, blocks=seen.blocks,
+                    problem=seen.problem,
+                )
+            )  # fmt: skip
 
     def alternation(self) -> None:
         """One request alone, then with a prefill beside it in every other step. The second time its
@@ -172,11 +178,13 @@ class _Calls:
         )  # fmt: skip
 
 
-def _trace(session: str, arm: Arm, cell: str, seen: Evidence) -> TraceRecord:
+def _trace(
+    session: str, arm: Arm, cell: str, steps: Sequence[EngineStep], seen: RankEvidence, rank: int
+) -> TraceRecord:
     """Names per kind of step, as the scheduler tells the kind."""
     decode: list[Mapping[str, int]] = []
     prefill: list[Mapping[str, int]] = []
-    for step, names in zip(seen.generation.steps, seen.trace, strict=False):
+    for step, names in zip(steps, seen.trace, strict=False):
         pure = step.decode_tokens and not step.prefill_tokens
         (decode if pure else prefill).append(names)
     return TraceRecord(
@@ -188,6 +196,7 @@ def _trace(session: str, arm: Arm, cell: str, seen: Evidence) -> TraceRecord:
         most=_extreme(decode, max),
         prefill=_extreme(prefill, max),
         entry_calls=seen.entry_calls,
+        rank=rank,
     )
 
 

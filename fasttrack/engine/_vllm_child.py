@@ -87,13 +87,19 @@ class Backend:
         if count_nans:
             os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"
         self._forces = forces
-        if os.environ.get(OBSERVED):
+        observed = bool(os.environ.get(OBSERVED))
+        self._observes_ranks = observed and self._target.tensor_parallel_size > 1
+        if observed:
             from fasttrack.engine import _vllm_timeline
 
             _vllm_timeline.name_units()
         if self._plugin:
             self._import_plugin(self._plugin)
-        self._entry = self._wrapped_entry() if os.environ.get(OBSERVED) else None
+        self._entry = None
+        if self._observes_ranks:
+            self._name_for_ranks()
+        elif observed:
+            self._entry = self._wrapped_entry()
         from vllm import LLM
 
         try:
@@ -189,8 +195,8 @@ class Backend:
         from fasttrack.engine import _vllm_evidence as observe
         from fasttrack.engine import _vllm_timeline
 
-        if self._engine.vllm_config.parallel_config.world_size > 1:
-            raise Coded("ENG-006", "the model runs in other processes, where nothing is observed")
+        if self._observes_ranks:
+            return self._evidence_of_ranks(requests, trace, state, watermark, timeline)
         runner = self._llm.collective_rpc(_runner)[0]
         watch, problem = None, ""
         if state:
@@ -234,6 +240,27 @@ class Backend:
             "timeline": seen.json_value() if recorder and (seen := recorder.seen()) else None,
             "problem": problem,
         }
+
+    def _evidence_of_ranks(
+        self,
+        requests: Sequence[dict[str, Any]],
+        trace: bool,
+        state: bool,
+        watermark: bool,
+        timeline: bool,
+    ) -> dict[str, Any]:
+        """The same where the model runs in other processes, each of which looks at itself."""
+        from fasttrack.engine import _vllm_rank
+
+        asked = {"trace": trace, "state": state, "watermark": watermark}
+        self._llm.collective_rpc(_vllm_rank.begin, args=(asked,))
+        try:
+            generation = self.generate(requests, None)
+        finally:
+            first, *others = self._llm.collective_rpc(_vllm_rank.end)
+        if timeline:
+            first |= {"problem": "a timeline is drawn where the model runs in one process"}
+        return {"generation": generation, "timeline": None, "others": others, **first}
 
     def routing(self, requests: Sequence[dict[str, Any]], seed: int | None) -> dict[str, Any]:
         """Which experts are chosen while requests are prefilled; see `Session.routing`."""
@@ -289,6 +316,17 @@ class Backend:
             return observe.Entry(self._plugin.entry)
         except (ImportError, AttributeError) as error:
             raise Coded("ENG-002", f"no entry {self._plugin.entry!r}: {error}") from error
+
+    def _name_for_ranks(self) -> None:
+        """Leave the claim's names where the processes of ranks find them: forked from this one they
+        have its modules, started anew they have its environment."""
+        if self._plugin:
+            os.environ["FASTTRACK_CLAIMED_EXTENSION"] = self._plugin.worker_extension or ""
+            os.environ["FASTTRACK_CLAIMED_ENTRY"] = self._plugin.entry or ""
+        try:
+            from fasttrack.engine import _vllm_rank  # noqa: F401
+        except (ImportError, AttributeError) as error:
+            raise Coded("ENG-002", f"no extension or entry as claimed: {error}") from error
 
     def code(self) -> dict[str, Any]:
         """Compiled code this process has mapped."""
@@ -408,6 +446,8 @@ class Backend:
                 "additional_config": dict(additional_config),
             }
         arguments = of_target(target, self._plugin, additional_config, checkpoint)
+        if self._observes_ranks:
+            arguments["worker_extension_cls"] = "fasttrack.engine._vllm_rank.Extension"
         if self._forces:
             arguments |= forcing()
         return arguments
@@ -466,7 +506,14 @@ class Backend:
     def _evidence(self) -> dict[str, Any]:
         if not (self._plugin and self._plugin.worker_extension):
             return {}
-        return dict(self._llm.collective_rpc("fasttrack_evidence", args=(True,))[0])
+        ranks = self._llm.collective_rpc("fasttrack_evidence", args=(True,))
+        taken = [[entry["path"] for entry in rank.get("log", ())] for rank in ranks]
+        for rank, paths in enumerate(taken):
+            if paths != taken[0]:
+                raise Coded(
+                    "ENG-006", f"rank {rank} took other paths than rank 0 in the same steps"
+                )
+        return dict(ranks[0])
 
 
 def fingerprint(config: Any) -> dict[str, str | int | float | bool | None]:

@@ -2,8 +2,8 @@
 
 Owns the profiler around a step, the bitwise comparison of the KV caches around one, and the wrapper
 of the claim's entry. Asks the optimization nothing. Used by the vLLM child in the path stage only,
-because all of it is slow. Works where the model runs in this process (one rank), with both of
-vLLM's model runners.
+because all of it is slow, in the process where the model runs (`_vllm_rank` for several ranks).
+Works with both of vLLM's model runners.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ class Entry:
     mode only. Of a GPU the flag is made here: made in a capture, each replay would clear it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, flag: bool = True) -> None:
+        """`flag`: make that of the current GPU, if there is one; else `prepare` must."""
         module, _, path = name.partition(":")
         *outer, attribute = path.split(".")
         owner: Any = functools.reduce(getattr, outer, import_module(module))
         original: Callable[..., Any] = getattr(owner, attribute)
         self.calls = 0
         self._flags: dict[torch.device, torch.Tensor] = {}
-        if torch.cuda.is_available():
-            self._make_flag(torch.device("cuda", torch.cuda.current_device()))
+        if flag and torch.cuda.is_available():
+            self.prepare(torch.device("cuda", torch.cuda.current_device()))
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +57,7 @@ class Entry:
     def _marked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             if value.device not in self._flags:
-                self._make_flag(value.device)
+                self.prepare(value.device)
             flag = self._flags[value.device]
             return torch.where(flag, torch.full_like(value, CONSTANT), value)
         if isinstance(value, tuple | list):
@@ -64,7 +65,8 @@ class Entry:
         return value
 
     @torch.inference_mode()
-    def _make_flag(self, device: torch.device) -> None:
+    def prepare(self, device: torch.device) -> None:
+        """Make the flag of a device."""
         self._flags[device] = torch.zeros((), dtype=torch.bool, device=device)
 
     @contextmanager

@@ -157,10 +157,9 @@ class CachesSeen(Frozen):
     caches: Caches | None
 
 
-class Evidence(Frozen):
-    """A call of the path stage: what was generated, and what the harness itself saw of it."""
+class RankEvidence(Frozen):
+    """What the harness itself saw of one rank during a call of the path stage."""
 
-    generation: Generation
     entry_calls: int | None = None
     """Calls of the claim's entry; null if there is none or calls cannot be counted."""
     trace: tuple[Mapping[str, int], ...] = ()
@@ -169,10 +168,18 @@ class Evidence(Frozen):
     """Cache changes per engine step, if asked for."""
     watched_blocks: int = 0
     blocks: int = 0
-    timeline: Timeline | None = None
-    """Of a steady decode step, if asked for."""
     problem: str = ""
     """Why state or timeline could not be watched."""
+
+
+class Evidence(RankEvidence):
+    """A call of the path stage: what was generated, and what was seen of the first rank."""
+
+    generation: Generation
+    timeline: Timeline | None = None
+    """Of a steady decode step, if asked for."""
+    others: tuple[RankEvidence, ...] = ()
+    """Of the other ranks, in order."""
 
 
 class Routed(Frozen):

@@ -56,16 +56,32 @@ Look = Callable[[Case, R, R, PathRecord], Finding]
 
 
 def _each(case: Case, cell: str, kind: type[R], look: Look[R]) -> Iterator[Verdict]:
-    found = [r for r in case.records(kind) if getattr(r, "cell", "") == cell]
-    base = next((r for r in found if getattr(r, "arm", "") == "base"), None)
-    mine = next((r for r in found if getattr(r, "arm", "") == "candidate"), None)
+    """Of each rank, where a proof is made for each: one that does not hold speaks for all."""
+    found = {
+        (getattr(r, "arm", ""), getattr(r, "rank", 0)): r
+        for r in case.records(kind)
+        if getattr(r, "cell", "") == cell
+    }
+    ranks = sorted(rank for arm, rank in found if arm == "candidate")
+    controls = sorted(rank for arm, rank in found if arm == "base")
     log = next(
         (r for r in case.records(PathRecord) if r.cell == cell and r.arm == "candidate"), None
     )
-    if base is None or mine is None or log is None:
+    if not ranks or not ranks == controls == list(range(len(ranks))) or log is None:
         yield missing("path", cell, case, STAGE)
         return
-    yield path_verdict(case, STAGE, cell, look(case, base, mine, log))
+    told = [look(case, found["base", rank], found["candidate", rank], log) for rank in ranks]
+    worst = min(ranks, key=lambda rank: _ORDER.get(told[rank][0], 1))
+    state, reason, detail = told[worst]
+    if len(ranks) > 1:
+        detail = (
+            f"{len(ranks)} ranks: {detail}" if state is State.PASS else f"rank {worst}: {detail}"
+        )
+    yield path_verdict(case, STAGE, cell, (state, reason, detail))
+
+
+_ORDER = {State.FAIL: 0, State.PASS: 2}
+"""What one rank's finding means for all: a failure first, then whatever decides nothing."""
 
 
 def _specialised(log: PathRecord) -> int:

@@ -137,6 +137,8 @@ class TraceRecord(Frozen):
     """Most times a name was seen in one of the other steps."""
     entry_calls: int | None
     """Calls of the claim's entry during the call, counted by the harness; null if it cannot."""
+    rank: int = 0
+    """Of the engine; each of several has a record of its own."""
 
 
 class Timeline(Frozen):
@@ -230,6 +232,8 @@ class StateRecord(Frozen):
     steps: Sequence[StateStep]
     problem: str = ""
     """Why nothing could be compared."""
+    rank: int = 0
+    """Of the engine; each of several has a record of its own."""
 
 
 class ErrorStats(Frozen):

@@ -92,6 +92,7 @@ FASTTRACK = {
 FASTTRACK_OUTSIDE = {
     "engine._vllm_evidence": f"{CORE} torch",
     "engine._vllm_timeline": f"{CORE} torch",
+    "engine._vllm_rank": f"{CORE} torch vllm",
     "engine._vllm_device": f"{CORE} torch",
     "engine._vllm_routing": f"{CORE} torch",
     "engine._vllm_drafter": f"{CORE} numpy",

@@ -200,6 +200,13 @@ CASES = (
         "path/code",
         State.INSENSITIVE,
     ),
+    Honest("caches_of_two_ranks", zoo.honest_run(path=zoo.of_ranks(2)), "path/state", State.PASS),
+    Honest(
+        "names_of_two_ranks",
+        zoo.honest_run(path=zoo.of_ranks(2)),
+        "path/evals/trace",
+        State.PASS,
+    ),
     Honest(
         "null_block_that_stock_changes_too",
         zoo.honest_run(

@@ -116,6 +116,26 @@ PROOFS = (
     Cheat("no_code_recorded",
           zoo.honest_run(path=[r for r in zoo.proofs() if not isinstance(r, CodeRecord)]),
           "path/code", State.MISSING, "NO-RECORDS"),
+    Cheat("second_rank_runs_stock",
+          zoo.honest_run(path=zoo.changed(
+              zoo.of_ranks(2), TraceRecord,
+              lambda r: (r.arm, r.cell, r.rank) == ("candidate", TRACED, 1),
+              least=zoo.STOCK, most=zoo.STOCK)),
+          TRACED, State.FAIL, "PATH-TRACE", "rank 1: "),
+    Cheat("second_rank_writes_the_null_block",
+          zoo.honest_run(path=zoo.changed(
+              zoo.of_ranks(2), StateRecord, lambda r: (r.arm, r.rank) == ("candidate", 1),
+              steps=seen(null=True))),
+          "path/state", State.FAIL, "PATH-NULL-SLOT", "rank 1: "),
+    Cheat("first_rank_of_two_hides_behind_a_blind_one",
+          zoo.honest_run(path=zoo.changed(
+              zoo.changed(zoo.of_ranks(2), StateRecord, lambda r: r.rank == 0, problem="layout"),
+              StateRecord, lambda r: (r.arm, r.rank) == ("candidate", 1), steps=seen(null=True))),
+          "path/state", State.FAIL, "PATH-NULL-SLOT", "rank 1: "),
+    Cheat("second_rank_of_one_arm_only",
+          zoo.honest_run(path=[r for r in zoo.of_ranks(2)
+                               if (getattr(r, "arm", ""), getattr(r, "rank", 0)) != ("base", 1)]),
+          "path/state", State.MISSING, "NO-RECORDS"),
     Cheat("path_stage_of_base_only",
           zoo.honest_run(path=[r for r in zoo.proofs() if getattr(r, "arm", "base") == "base"]),
           "path/state", State.MISSING, "NO-RECORDS"),

@@ -25,7 +25,7 @@ from zoo_records._kernels import (
 )
 from zoo_records._path import ROUND, Scheduled, path, path_step, session
 from zoo_records._perf import engine_steps, evenly, marks, perf, routing, sample, skewed
-from zoo_records._proofs import CODE, FAST, STOCK, TURNS, answer, parted, proofs
+from zoo_records._proofs import CODE, FAST, STOCK, TURNS, answer, of_ranks, parted, proofs
 from zoo_records._run import (
     ARMS,
     CONTROLS,
@@ -87,6 +87,7 @@ __all__ = [
     "kernels",
     "marks",
     "not_compiled",
+    "of_ranks",
     "parted",
     "path",
     "path_step",

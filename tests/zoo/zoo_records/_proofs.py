@@ -86,3 +86,13 @@ def parted(tokens: Sequence[int], ranks: Sequence[int] = ()) -> list[Record]:
     `tokens`, or into what has another of the `ranks`."""
     twin = [answer(tokens, ranks=ranks)]
     return changed(proofs(), TwinRecord, lambda r: r.change == "alternation", changed=twin)
+
+
+def of_ranks(count: int) -> list[Record]:
+    """The path stage where each of several ranks was looked at."""
+    made: list[Record] = []
+    for record in proofs():
+        several = isinstance(record, TraceRecord | StateRecord)
+        each = range(count) if several else ()
+        made += [record.model_copy(update={"rank": rank}) for rank in each] or [record]
+    return made

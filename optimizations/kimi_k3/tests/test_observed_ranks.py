@@ -1,7 +1,8 @@
-"""The harness's device times where the model runs in other processes: two ranks of k3-nano in vLLM.
+"""What the harness sees where the model runs in other processes: two ranks of k3-nano in vLLM.
 
-Protects: that each rank's worker gets a clock and hands its times out, one per engine step. There
-is no GPU here: each worker gets a graph that is its own forward, and events of the host's clock.
+Protects: that each rank's worker gets a clock and hands its times out, one per engine step, and
+that the path stage looks at each: names, caches and the entry. There is no GPU here: for the clock
+each worker gets a graph that is its own forward, and events of the host's clock.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from kimi_k3 import checkpoint
 
 PLUGIN = {
@@ -22,7 +25,9 @@ PLUGIN = {
     "module": "kimi_k3",
     "vllm_plugins": ["kimi_k3"],
     "worker_extension": "kimi_k3.runtime.evidence.WorkerExtension",
+    "entry": "kimi_k3.runtime.executor:Executor.run",
 }
+SWITCH = {"decode_backend": "latency_specialized"}
 TARGET = {
     "engine": "vllm",
     "role": "development",
@@ -41,20 +46,29 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
+    "FASTTRACK_OBSERVED": "1",
 }
+NOTHING = {"trace": False, "state": False, "watermark": False, "timeline": False}
 
 
-def test_device_times_come_from_the_workers(tmp_path: Path) -> None:
-    checkpoint.write("k3-nano-random", tmp_path / "nano")
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one engine of two ranks told."""
+    folder = tmp_path_factory.mktemp("ranks")
+    checkpoint.write("k3-nano-random", folder / "nano")
     done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path / "nano"), str(tmp_path / "found.json")],
+        [sys.executable, __file__, str(folder / "nano"), str(folder / "found.json")],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads((tmp_path / "found.json").read_text())
+    told: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return told
+
+
+def test_device_times_come_from_the_workers(found: dict[str, Any]) -> None:
     assert found["plain"]["device_s"] == [], "no GPU, no times"
     assert len(set(found["processes"])) == 2
     for made in found["timed"]:
@@ -62,6 +76,32 @@ def test_device_times_come_from_the_workers(tmp_path: Path) -> None:
         assert len(steps) == len(device_s) == 5
         for step, seconds in zip(steps, device_s, strict=True):
             assert 0 < seconds < step["duration_s"]
+
+
+def test_each_rank_is_traced_and_counts_calls_of_the_entry(found: dict[str, Any]) -> None:
+    first = found["trace"]
+    (second,) = first["others"]
+    for rank in (first, second):
+        assert len(rank["trace"]) == len(first["generation"]["steps"]) == 5
+        prefill, *decode = rank["trace"]
+        assert "aten::bmm" in prefill and not any("aten::bmm" in names for names in decode)
+        assert rank["entry_calls"] == len(decode)
+
+
+def test_caches_of_each_rank_are_compared(found: dict[str, Any]) -> None:
+    first = found["state"]
+    (second,) = first["others"]
+    assert first["state"] == second["state"] and first["blocks"] == second["blocks"] > 0
+    assert all(step["slots"] and step["rows"] and not step["foreign"] for step in first["state"])
+
+
+def test_the_entry_is_replaced_on_every_rank(found: dict[str, Any]) -> None:
+    plain, marked, again = (
+        found[name]["generation"]["answers"][0]["token_ids"]
+        for name in ("trace", "watermark", "state")
+    )
+    assert plain[0] == marked[0] and plain != marked
+    assert plain == again, "nothing is left behind"
 
 
 class Event:
@@ -101,8 +141,10 @@ def main(nano: str, out: str) -> None:
     from fasttrack.engine._vllm_child import Backend
 
     backend = Backend()
-    backend.start("test", "base", TARGET, {}, PLUGIN, nano)
+    backend.start("test", "candidate", TARGET, SWITCH, PLUGIN, nano)
     found: dict[str, Any] = {"plain": backend.generate(ASKED, None)}
+    for what in ("trace", "watermark", "state"):
+        found[what] = backend.evidence(ASKED, **NOTHING | {what: True})
     found["processes"] = backend._llm.collective_rpc(plant)
     found["timed"] = [backend.generate(ASKED, None) for _ in range(2)]
     Path(out).write_text(json.dumps(found))
