@@ -13,12 +13,12 @@ import itertools
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fasttrack import __version__, beside, checkpoints, folders, plan, rules, timings
+from fasttrack import __version__, beside, checkpoints, folders, plan, rules, seats, timings
 from fasttrack.bundle import archive, provenance
 from fasttrack.bundle.reader import open_bundle
 from fasttrack.bundle.writer import RunFolder
@@ -50,6 +50,8 @@ from fasttrack.stages import RUNNERS, Runner
 DONE = ".done"
 WITHOUT_ENGINE = frozenset({"kernels"})
 """Stages that boot no engine, so that a machine without it can run them."""
+FILES, ENGINES, KERNELS, TIMED = range(4)
+"""Turns of a run with neighbours. Engines and kernels have none of the other kind."""
 
 
 class Watcher:
@@ -65,7 +67,7 @@ class Watcher:
         """What is going on inside it."""
 
     def note(self, text: str) -> None:
-        """A line worth keeping, before the first unit."""
+        """A line worth keeping."""
 
     def finished(self, stage: str, name: str, cost_s: float, took_s: float) -> None:
         """A unit ended."""
@@ -94,7 +96,7 @@ class Options:
     data: Mapping[str, Path] = field(default_factory=dict)
     """Data files of external evals that lie elsewhere than the claim says, by eval."""
     jobs: int = 1
-    """Units at once, of the stages that time nothing."""
+    """Units at once, of the stages in which no time is judged."""
     together: int = 1
     """Engines of a perf block that boot at once."""
     agent: bool = False
@@ -290,7 +292,10 @@ def _measure(
         _whole_blocks(run, [unit for unit in units if unit.stage == "perf"])
     waiting = [unit for unit in units if not run.has_unit(unit.stage, unit.name)]
     known = timings.calibration(options.cache, made.target)
-    cost_s = {unit.name: known.seconds(unit.stage, unit.stem, unit.cost_s) for unit in waiting}
+    cost_s = {
+        (unit.stage, unit.name): known.seconds(unit.stage, unit.stem, unit.cost_s)
+        for unit in waiting
+    }
     watcher.begin(sum(cost_s.values()), len(units), len(units) - len(waiting))
     with contextlib.ExitStack() as stack:
         runners = dict(RUNNERS)
@@ -319,60 +324,90 @@ def _run_units(
     setting: Setting,
     made: plan.Plan,
     waiting: Sequence[plan.Unit],
-    cost_s: Mapping[str, float],
+    cost_s: Mapping[tuple[Stage, str], float],
     runners: Mapping[Stage, Runner],
     watcher: Watcher,
     options: Options,
 ) -> None:
-    """`cost_s`: expected seconds by a unit's name."""
-    for ended in _ended(setting, waiting, cost_s, runners, watcher, options.jobs):
-        unit, error = ended.unit, ended.error
-        if error is not None:
-            run.append_failure(
-                FailureRecord(
-                    stage=unit.stage,
-                    unit=unit.name,
-                    code=error.code,
-                    cause=error.cause[:2000],
-                    next=error.next_step,
-                    cell=error.cell,
+    """`cost_s`: expected seconds by stage and name of a unit."""
+    # Closed here, so that units beside each other are stopped before the run is left.
+    with contextlib.closing(
+        _ended(setting, waiting, cost_s, runners, watcher, options.jobs)
+    ) as units:
+        for ended in units:
+            unit, error = ended.unit, ended.error
+            if error is not None:
+                run.append_failure(
+                    FailureRecord(
+                        stage=unit.stage,
+                        unit=unit.name,
+                        code=error.code,
+                        cause=error.cause[:2000],
+                        next=error.next_step,
+                        cell=error.cell,
+                    )
                 )
-            )
-            raise error
-        run.write_unit(unit.stage, unit.name, ended.records)
-        # On a cluster, the first unit of a block takes the time of all.
-        if ended.records and runners[unit.stage] is RUNNERS[unit.stage]:
-            timings.note(
-                options.cache, made.target, unit.stage, unit.stem, unit.cost_s, ended.took_s
-            )
-        watcher.finished(unit.stage, unit.name, cost_s[unit.name], ended.took_s)
+                raise error
+            run.write_unit(unit.stage, unit.name, ended.records)
+            # On a cluster, the first unit of a block takes the time of all.
+            if ended.records and runners[unit.stage] is RUNNERS[unit.stage]:
+                timings.note(
+                    options.cache, made.target, unit.stage, unit.stem, unit.cost_s, ended.took_s
+                )
+            watcher.finished(unit.stage, unit.name, cost_s[unit.stage, unit.name], ended.took_s)
 
 
 def _ended(
     setting: Setting,
     waiting: Sequence[plan.Unit],
-    cost_s: Mapping[str, float],
+    cost_s: Mapping[tuple[Stage, str], float],
     runners: Mapping[Stage, Runner],
     watcher: Watcher,
     jobs: int,
-) -> Iterator[beside.Ended]:
-    """The units one after the other, in order; with `jobs`, those that may have neighbours as they
-    end."""
-    for stage, group in itertools.groupby(waiting, key=lambda unit: unit.stage):
+) -> Generator[beside.Ended, None, None]:
+    """The units one after the other, in order; with `jobs`, turn by turn, those that may have
+    neighbours as they end."""
+    in_turn = sorted(waiting, key=_turn) if jobs > 1 else waiting
+    for turn, group in itertools.groupby(in_turn, key=_turn):
         units = list(group)
-        if jobs > 1 and stage in beside.STAGES:
-            watcher.unit(stage, f"{len(units)} units, {jobs} at once", 0.0)
-            yield from beside.run(setting, units, runners[stage], jobs)
-            continue
-        for unit in units:
-            watcher.unit(unit.stage, unit.name, cost_s[unit.name])
-            start = time.monotonic()
-            try:
-                records = runners[unit.stage](setting, unit.spec)
-            except FasttrackError as error:
-                yield beside.Ended(unit, [], time.monotonic() - start, error)
-                return
-            yield beside.Ended(unit, records, time.monotonic() - start)
+        if jobs > 1 and turn == ENGINES:
+            room = seats.Seats(setting.target, units, jobs)
+            if room.why_fewer:
+                watcher.note(room.why_fewer)
+            stages = ", ".join(stage for stage in STAGES if stage in {u.stage for u in units})
+            watcher.unit(stages, f"{len(units)} units, {room.most} at once", 0.0)
+            yield from beside.run(setting, room.order, runners, room)
+        elif jobs > 1 and turn == KERNELS:
+            watcher.unit("kernels", f"{len(units)} units, {jobs} at once", 0.0)
+            yield from beside.run(setting, units, runners, beside.AtOnce(jobs))
+        else:
+            yield from _alone(setting, units, cost_s, runners, watcher)
+
+
+def _alone(
+    setting: Setting,
+    units: Sequence[plan.Unit],
+    cost_s: Mapping[tuple[Stage, str], float],
+    runners: Mapping[Stage, Runner],
+    watcher: Watcher,
+) -> Iterator[beside.Ended]:
+    """One after the other, in this process."""
+    for unit in units:
+        watcher.unit(unit.stage, unit.name, cost_s[unit.stage, unit.name])
+        start = time.monotonic()
+        try:
+            records = runners[unit.stage](setting, unit.spec)
+        except FasttrackError as error:
+            yield beside.Ended(unit, [], time.monotonic() - start, error)
+            return
+        yield beside.Ended(unit, records, time.monotonic() - start)
+
+
+def _turn(unit: plan.Unit) -> int:
+    """When a unit has its turn in a run with neighbours."""
+    if seats.boots(unit):
+        return ENGINES
+    return {"isolation": FILES, "kernels": KERNELS}.get(unit.stage, TIMED)
 
 
 def _conclude(

@@ -215,7 +215,9 @@ class Bar(Watcher):
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=cost_s, eta=f"ETA {left}")
         else:
-            self._console.print(f"    took {took_s:.1f} s; {left} left", markup=False)
+            self._console.print(
+                f"    {stage} {name} took {took_s:.1f} s; {left} left", markup=False
+            )
 
     def close(self) -> None:
         """Put the terminal back."""

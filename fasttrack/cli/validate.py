@@ -96,7 +96,9 @@ def validate(
         int,
         typer.Option(
             min=1,
-            help="Ops whose kernels are judged at once. Nothing that is timed has a neighbour.",
+            metavar="N",
+            help="Units of work at once: ops of kernels, and engines of the other stages, on GPUs "
+            "of their own where there are some. Perf is timed, so it has no neighbour.",
         ),
     ] = 1,
     together: Annotated[

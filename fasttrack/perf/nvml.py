@@ -1,23 +1,37 @@
 """What NVIDIA's management library tells of the GPUs, sample by sample.
 
 Needs the module `pynvml` (package nvidia-ml-py) and a driver; without either, or where a counter is
-not offered, the value is left out. Read by `monitors`, in the sampler's process.
+not offered, the value is left out. Read by `monitors`, in the sampler's process, and, for the GPUs
+there are, by those who deal them out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 IDLE = 0x1
 """`nvmlClocksEventReasonGpuIdle`: a slow clock that is no throttling."""
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
+"""Devices of NVIDIA's and AMD's drivers: where one is, there are GPUs, whether or not told of."""
 
 
 def count() -> int:
     """How many GPUs this machine has; none where nothing tells."""
     return Gpus(lambda pid: True).count
+
+
+def usable() -> tuple[int, ...] | None:
+    """Indices of the GPUs that this process may use; None where some are told by no index."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        found = tuple(range(count()))
+        return found if found or not any(map(os.path.exists, DRIVERS)) else None
+    names = [name for name in told.split(",") if name]
+    return tuple(map(int, names)) if all(name.isdecimal() for name in names) else None
 
 
 class Gpus:

@@ -9,7 +9,6 @@ who boots when; what is measured is `sweep`'s.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -33,7 +32,7 @@ class Together:
         self._specs = specs
         self._count = count
         self._idle: dict[str, Ready] = {}
-        self._gpus = _gpus()
+        self._gpus = nvml.usable() or ()
 
     def __enter__(self) -> Together:
         return self
@@ -98,12 +97,3 @@ class Together:
             beside = tuple(other for other in names if other != name)
             record = engine.record.model_copy(update={"beside": beside})
             self._idle[name] = replace(engine, record=record)
-
-
-def _gpus() -> tuple[int, ...]:
-    """Indices of the GPUs that this process may use; none where they are told by other names."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
-        return tuple(range(nvml.count()))
-    names = [name for name in told.split(",") if name]
-    return tuple(map(int, names)) if all(name.isdecimal() for name in names) else ()

@@ -13,7 +13,7 @@ from fasttrack.bundle.reader import Bundle
 from fasttrack.report import agent, evidence, origin, timeline
 from fasttrack.report.model import Report, Section, clean, rank, table, urgency
 from fasttrack.report.tally import Tally, count
-from fasttrack.schema import Record, State, Verdict
+from fasttrack.schema import Record, SessionRecord, State, Verdict
 from fasttrack.schema.verdict import REASONS
 
 MOST_ROWS = 60
@@ -73,6 +73,9 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
         most = max(len(one.beside) for one in together) + 1
         told = f"{len(together)} sessions, {most} at once; all but one idle at any time"
         facts.append(("Booted together", told))
+    if neighbours := _neighbours([one for one in tally.sessions if one.stage != "perf"]):
+        told = f"{neighbours} sessions of stages that time nothing"
+        facts.append(("Beside each other", told))
     if target.baseline_note:
         facts.append(("Baseline", target.baseline_note))
     return Report(
@@ -86,6 +89,18 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
         sections=tuple(_sections(bundle, tally)),
         verdicts=bundle.verdicts,
     )
+
+
+def _neighbours(sessions: Sequence[SessionRecord]) -> int:
+    """How many sessions had another one beside them at some time."""
+    in_time = sorted(sessions, key=lambda one: one.start_s)
+    found: set[str] = set()
+    last: SessionRecord | None = None
+    for one in in_time:
+        if last is not None and one.start_s < last.end_s:
+            found |= {one.session, last.session}
+        last = one if last is None or one.end_s > last.end_s else last
+    return len(found)
 
 
 def _sections(bundle: Bundle, tally: Tally) -> Iterator[Section]:

@@ -181,7 +181,7 @@ CODES: dict[str, Reject] = {
         "Nothing may be upgraded or reconfigured during a run. Measure again from the start.",
     ),
     "VER-083": Reject("A session's times are out of order or before the run began.", _MEASURE),
-    "VER-084": Reject("Two sessions ran at the same time on the same machine.", _MEASURE),
+    "VER-084": Reject("An engine ran or booted while another was timed.", _MEASURE),
     "VER-085": Reject("A record names a session or an arm that is not there.", _MEASURE),
     "VER-086": Reject("A measured cell is not in the claim's grid.", _MEASURE),
     "VER-087": Reject(

@@ -122,7 +122,10 @@ def _overlaps(facts: Facts) -> Iterator[Contradiction]:
 
 
 def _disturbed(one: SessionRecord, other: SessionRecord) -> bool:
-    """Whether two sessions overlap, but for boots of those that booted together and idle waits."""
+    """Whether two sessions overlap, one of which was timed, but for boots of those that booted
+    together and idle waits. Engines of the other stages may run beside each other."""
+    if "perf" not in (one.stage, other.stage):
+        return False
     if one.session not in other.beside or other.session not in one.beside:
         return one.start_s < other.end_s and other.start_s < one.end_s
     return any(

@@ -84,8 +84,9 @@ FASTTRACK = {
     "cluster.__init__": "",
     "cluster": f"{ROOM} folders stages bundle.provenance cluster",
     "beside": f"{ROOM} plan",
-    "pipeline": f"{ROOM} beside selftest cluster claim plan checkpoints timings folders stages "
-    "rules bundle report evals.manifest perf.together perf.agent.traces perf.agent.client",
+    "seats": f"{ROOM} plan perf.nvml",
+    "pipeline": f"{ROOM} beside seats selftest cluster claim plan checkpoints timings folders "
+    "stages rules bundle report evals.manifest perf.together perf.agent.traces perf.agent.client",
     "cli": "*",
 }
 # Packages from outside: the core's own dependencies everywhere, and these where tensors live.

@@ -1,5 +1,6 @@
-"""Protects the order of sessions in time: only boots of engines that booted together may overlap,
-and nothing runs or boots while another is measured."""
+"""Protects the order of sessions in time: of a timed session only boots of engines that booted with
+it may overlap, and nothing runs or boots while it is measured; the others may run beside each
+other."""
 
 from __future__ import annotations
 
@@ -8,13 +9,22 @@ from typing import Any
 import pytest
 from zoo_records._path import session
 
+from fasttrack.schema.record import Stage
 from fasttrack.verify import consistency
 
 
-def one(name: str, start: float, ready: float, turn: float | None, end: float, **more: Any) -> Any:
+def one(
+    name: str,
+    start: float,
+    ready: float,
+    turn: float | None,
+    end: float,
+    stage: Stage = "perf",
+    **more: Any,
+) -> Any:
     """A session by its times."""
     told = {"start_s": start, "ready_s": ready, "turn_s": turn, "end_s": end, **more}
-    return session("perf", name, "base").model_copy(update={"session": name, **told})
+    return session(stage, name, "base").model_copy(update={"session": name, **told})
 
 
 def test_a_pair_that_boots_together_does_not_disturb_itself() -> None:
@@ -42,3 +52,15 @@ def test_what_disturbs_is_seen(second: tuple[float, ...], beside: tuple[str, ...
 def test_sessions_that_follow_each_other_do_not_disturb() -> None:
     assert not consistency._disturbed(one("a", 0, 5, None, 9), one("b", 9.5, 12, None, 20))
     assert consistency._disturbed(one("a", 0, 5, None, 9), one("b", 8, 12, None, 20))
+
+
+@pytest.mark.parametrize("stage", ["path", "features", "evals"])
+def test_stages_without_times_may_run_beside_each_other(stage: Stage) -> None:
+    first, second = one("a", 0, 5, None, 9, "features"), one("b", 3, 6, None, 20, stage)
+    assert not consistency._disturbed(first, second)
+
+
+@pytest.mark.parametrize("stage", ["path", "features", "evals"])
+def test_none_of_them_runs_beside_a_timed_one(stage: Stage) -> None:
+    first, second = one("a", 0, 5, None, 9), one("b", 3, 6, None, 20, stage)
+    assert consistency._disturbed(first, second) and consistency._disturbed(second, first)
