@@ -13,6 +13,7 @@ import itertools
 import shlex
 import shutil
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,13 +32,17 @@ from fasttrack.evals import manifest
 from fasttrack.perf.agent import client, traces
 from fasttrack.perf.together import Together
 from fasttrack.report import build, markdown
+from fasttrack.rules.looks import PAIRS
 from fasttrack.schema import (
     STAGES,
+    AgentRecord,
     FailureRecord,
     Outcome,
     Policy,
     RunInfo,
+    SampleRecord,
     SelfTest,
+    SessionRecord,
     Tier,
     Verdict,
 )
@@ -157,6 +162,8 @@ def validate(frozen: Frozen, options: Options, watcher: Watcher) -> Result:
             data=options.data,
             agent=claim.agent_traffic(options.target, options.tier, options.agent),
             aiperf=client.find(options.aiperf, options.cache),
+            machine=provenance.machine_name(),
+            place={"machine": provenance.describe()},
             journal=folder / "journal",
             earlier=run.records,
             # Blocks run one after the other, so the answer for a block stays what it is.
@@ -288,8 +295,12 @@ def _measure(
     options: Options,
 ) -> None:
     units = [unit for unit in made.units if unit.stage in stages]
+    perf = [unit for unit in units if unit.stage == "perf"]
+    _tell_of_others(run, setting.machine, options, watcher)
     if options.ray:
-        _whole_blocks(run, [unit for unit in units if unit.stage == "perf"])
+        _whole_blocks(run, perf)
+    else:
+        _whole_pairs(run, perf, setting.machine)
     waiting = [unit for unit in units if not run.has_unit(unit.stage, unit.name)]
     known = timings.calibration(options.cache, made.target)
     cost_s = {
@@ -317,6 +328,31 @@ def _whole_blocks(run: RunFolder, units: Sequence[plan.Unit]) -> None:
         if not all(run.has_unit(unit.stage, unit.name) for unit in members):
             for unit in members:
                 run.drop_unit(unit.stage, unit.name)
+
+
+def _tell_of_others(run: RunFolder, machine: str, options: Options, watcher: Watcher) -> None:
+    """Say so when a run goes on that another machine began; a cluster's nodes are always others."""
+    sessions = [r for r in run.records() if isinstance(r, SessionRecord)]
+    kept = [r for r in sessions if not (options.ray and r.stage == "perf")]
+    for name, count in Counter(r.machine for r in kept if r.machine != machine).items():
+        watcher.note(
+            f"this run goes on from another machine: {count} sessions ran on {name or 'one'}, the "
+            f"rest runs on {machine or 'this one'}; a speed pair counts if it is of one machine"
+        )
+
+
+def _whole_pairs(run: RunFolder, units: Sequence[plan.Unit], machine: str) -> None:
+    """Forget halves of pairs that another machine left: the whole pair is measured on this one."""
+    records = list(run.records("perf"))
+    machines = {r.session: r.machine for r in records if isinstance(r, SessionRecord)}
+    measured = [r for r in records if isinstance(r, SampleRecord | AgentRecord)]
+    others = {(r.block, r.position) for r in measured if machines.get(r.session) != machine}
+    for block in {unit.spec["block"] for unit in units}:
+        at = {unit.spec["position"]: unit for unit in units if unit.spec["block"] == block}
+        for pair in PAIRS:
+            done = [place for place in pair if run.has_unit("perf", at[place].name)]
+            if len(done) == 1 and (block, done[0]) in others:
+                run.drop_unit("perf", at[done[0]].name)
 
 
 def _run_units(

@@ -14,7 +14,7 @@ import platform
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,10 @@ ALLOWED_NAMES = frozenset(
 CONTAINER_VARIABLE = "FASTTRACK_CONTAINER_DIGEST"
 WITHHELD = "(withheld: looks like a secret)"
 MAX_VALUE = 1000
+NAME_DIGITS = 12
+"""Hexadecimal digits of a machine's name."""
+
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 _SECRET_VALUE = re.compile(
@@ -174,6 +178,21 @@ def _packages() -> tuple[dict[str, str], dict[str, str]]:
     return versions, records
 
 
+def machine_name() -> str:
+    """An opaque name of this machine that it keeps: a digest over its GPUs, or over its boot.
+
+    Times of one name may be compared. A machine without GPUs has another one after each boot, and
+    none where the kernel does not tell of its boots. No host name goes into it.
+    """
+    return _name_of(gpus())
+
+
+def _name_of(found: Sequence[Mapping[str, Any]]) -> str:
+    known = sorted(str(gpu["uuid"]) for gpu in found if gpu.get("uuid"))
+    told = known or [boot for boot in (_read(_BOOT_ID),) if boot]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:NAME_DIGITS] if told else ""
+
+
 def describe() -> str:
     """This machine in one line: two of the same line may stand in for each other."""
     found = _machine()
@@ -184,7 +203,9 @@ def describe() -> str:
 
 
 def _machine() -> dict[str, Any]:
+    devices = gpus()
     return {
+        "name": _name_of(devices),
         "system": platform.system(),
         "kernel": platform.release(),
         "architecture": platform.machine(),
@@ -195,11 +216,10 @@ def _machine() -> dict[str, Any]:
         "cores_allowed": len(os.sched_getaffinity(0)),
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
         "cgroup": _cgroup(),
-        "boot_id_sha256": hashlib.sha256(_read("/proc/sys/kernel/random/boot_id").encode())
-        .hexdigest(),
+        "boot_id_sha256": hashlib.sha256(_read(_BOOT_ID).encode()).hexdigest(),
         "clock": time.get_clock_info("perf_counter").implementation,
-        "gpus": gpus(),
-    }  # fmt: skip
+        "gpus": devices,
+    }
 
 
 def _read(path: str) -> str:

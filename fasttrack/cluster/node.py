@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fasttrack import folders
@@ -57,7 +57,8 @@ def measure(setting: Setting, specs: Sequence[Mapping[str, Any]], threads: str |
         os.environ.pop(THREADS, None)
     else:
         os.environ[THREADS] = threads
+    here = replace(setting, machine=provenance.machine_name())
     try:
-        return Block(tuple(tuple(RUNNERS["perf"](setting, spec)) for spec in specs))
+        return Block(tuple(tuple(RUNNERS["perf"](here, spec)) for spec in specs))
     except FasttrackError as error:
         return Block(kind=type(error), told=vars(error))

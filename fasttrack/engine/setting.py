@@ -65,8 +65,10 @@ class Setting:
     settled: Callable[[int, int], frozenset[str]] = lambda block, pairs: frozenset()
     """Perf cells of which the rule needs no further block, by the blocks before this one and the
     number of valid pairs that are planned."""
+    machine: str = ""
+    """Opaque name of the machine on which the sessions run."""
     place: Mapping[str, str] = field(default_factory=dict)
-    """Of a node of a cluster: `node`, its name, and `machine`, what it is."""
+    """Where sessions are timed: `machine`, what it is, and of a cluster `node`, its name there."""
     idle: dict[str, Ready] = field(default_factory=dict)
     """Engines that were booted ahead, by session; each is taken out when its turn has come."""
     gpus: tuple[int, ...] | None = None
@@ -127,6 +129,7 @@ class Setting:
             session=launch.session,
             arm=launch.arm,
             variant=variant.name,
+            machine=self.machine,
             started_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             start_s=now,
             ready_s=now,

@@ -76,6 +76,8 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
     if neighbours := _neighbours([one for one in tally.sessions if one.stage != "perf"]):
         told = f"{neighbours} sessions of stages that time nothing"
         facts.append(("Beside each other", told))
+    if len({one.machine for one in tally.sessions}) > 1:
+        facts.append(("Measured on", origin.machines(bundle.provenance, tally.sessions)))
     if target.baseline_note:
         facts.append(("Baseline", target.baseline_note))
     return Report(

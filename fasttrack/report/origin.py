@@ -6,14 +6,14 @@ Read by `build` and `compare`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fasttrack.bundle import layout
 from fasttrack.bundle.reader import Bundle
 from fasttrack.report.model import Section, clean, table
 from fasttrack.report.tally import Tally
-from fasttrack.schema import Provenance, State
+from fasttrack.schema import Provenance, SessionRecord, State
 from fasttrack.schema.verdict import GOOD
 
 MOST_FAILURES = 30
@@ -33,6 +33,22 @@ def machine_line(provenance: Provenance) -> str:
     told = ", ".join(f"{names.count(n)}x {n}" for n in dict.fromkeys(names)) or "no GPU"
     cores = machine.get("cores_allowed", machine.get("cores", "?"))
     return f"{machine.get('cpu', 'unknown CPU')}, {cores} cores, {told}"
+
+
+def machines(provenance: Provenance, sessions: Sequence[SessionRecord]) -> str:
+    """Which sessions ran on which machine: whole stages by name, others one by one."""
+    described = provenance.machine.get("name")
+    told = []
+    for name in dict.fromkeys(one.machine for one in sessions):
+        own = [one for one in sessions if one.machine == name]
+        parts: list[str] = []
+        for stage in dict.fromkeys(one.stage for one in own):
+            mine = [one.session for one in own if one.stage == stage]
+            whole = len(mine) == sum(one.stage == stage for one in sessions)
+            parts += [stage] if whole else mine
+        above = " (the one above)" if name and name == described else ""
+        told.append(f"{name or 'unnamed'}{above}: {', '.join(parts)}")
+    return f"{len(told)} machines; {'; '.join(told)}"
 
 
 def exclusions(bundle: Bundle, tally: Tally) -> Section:

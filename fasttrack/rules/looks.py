@@ -39,6 +39,10 @@ class Boot(NamedTuple):
     """A time, in any unit; positive."""
 
 
+PAIRS = ((0, 1), (3, 2))
+"""Positions within a block of the two boots of each pair."""
+
+
 def paired(boots: Iterable[Boot]) -> list[Pair]:
     """The pairs of blocks of four (ABBA or BAAB), in order: positions (0, 1) and (3, 2) of each."""
     blocks: dict[int, dict[int, Boot]] = defaultdict(dict)
@@ -46,7 +50,7 @@ def paired(boots: Iterable[Boot]) -> list[Pair]:
         blocks[boot.block][boot.position] = boot
     pairs = []
     for block, members in sorted(blocks.items()):
-        for outer, inner in ((0, 1), (3, 2)):
+        for outer, inner in PAIRS:
             if outer in members and inner in members:
                 cost = {members[at].arm: members[at].cost for at in (outer, inner)}
                 if len(cost) == 2:

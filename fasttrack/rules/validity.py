@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from fasttrack import stats
 from fasttrack.perf.window import PREFILL_ROUNDS, prefill_rounds, window
 from fasttrack.rules.base import Case
+from fasttrack.rules.looks import PAIRS
 from fasttrack.schema import (
     AgentRecord,
     Cell,
@@ -82,7 +83,9 @@ def machine_problems(case: Case) -> dict[str, str]:
         *case.records(SampleRecord),
         *case.records(AgentRecord),
     ]
+    names = {r.session: r.machine for r in case.records(SessionRecord) if r.stage == "perf"}
     problems = _elsewhere(measured, watched)
+    problems |= {name: why for name, why in _moved(measured, names).items() if not problems[name]}
     if case.target.role != "evidence" or case.target.engine == SIMULATED_ENGINE:
         return problems
     return {name: why or _foreign(watched.get(name, {}), case) for name, why in problems.items()}
@@ -108,6 +111,27 @@ def _elsewhere(
             problems[name] = f"the sessions of block {block} ran on several nodes"
         elif machines[name] != first:
             problems[name] = f"it ran on {machines[name]}, the first one on {first}"
+    return problems
+
+
+def _moved(
+    samples: Sequence[SampleRecord | AgentRecord], machines: Mapping[str, str]
+) -> dict[str, str]:
+    """Why sessions of pairs that are of two machines do not count, by their name.
+
+    `machines`: by session; of records that do not tell it nothing is said. A pair of one machine
+    counts wherever it is: where a run went on elsewhere, only the base boots of the block in which
+    it moved differ by the machine too, which widens the floor.
+    """
+    at = {(sample.block, sample.position): sample.session for sample in samples}
+    problems: dict[str, str] = {}
+    for block in {sample.block for sample in samples}:
+        for pair in PAIRS:
+            names = [at[block, place] for place in pair if (block, place) in at]
+            where = [machines.get(name, "") for name in names]
+            if len(set(where)) > 1:
+                told = " and ".join(one or "one that nobody named" for one in where)
+                problems |= dict.fromkeys(names, f"its pair ran on two machines, {told}")
     return problems
 
 

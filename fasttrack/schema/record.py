@@ -51,11 +51,13 @@ class SessionRecord(Frozen):
     arm: Arm
     variant: str = ""
     """Name of the engine arguments this boot has beside the target's; empty for none."""
+    machine: str = ""
+    """Which machine it ran on, as an opaque name; empty where nobody tells."""
     started_utc: str
     start_s: float
     ready_s: float
     end_s: float
-    """`start_s`, `ready_s`, `end_s`: the host's monotonic clock."""
+    """`start_s`, `ready_s`, `end_s`: the machine's monotonic clock."""
     beside: tuple[str, ...] = ()
     """Sessions that were booted together with this one: all but one are idle at any time."""
     turn_s: float | None = None

@@ -513,9 +513,11 @@ REASONS: dict[str, Explanation] = {
         "Run alone on the machine. If one arm is always concerned, warm it up before its window.",
     ),
     "VAL-MACHINE": Explanation(
-        "Too many sessions did not have the machine to themselves: processes of others used its "
-        "CPUs or GPUs, GPU clocks were throttled, memory failed, or nobody watched.",
-        "Stop what else runs, cool the machine down, and measure again.",
+        "Too many sessions did not have the machine to themselves (processes of others used its "
+        "CPUs or GPUs, GPU clocks were throttled, memory failed, nobody watched), or are not of "
+        "the machine of the session with which they are paired.",
+        "Stop what else runs, cool the machine down, and measure again. A run that goes on "
+        "elsewhere needs a machine of the same kind, and each pair of sessions on one of the two.",
     ),
     "VAL-PROMPTS": Explanation(
         "The arms were asked different prompts, or prompts that are no real text: random tokens "

@@ -123,10 +123,16 @@ def _overlaps(facts: Facts) -> Iterator[Contradiction]:
 
 def _disturbed(one: SessionRecord, other: SessionRecord) -> bool:
     """Whether two sessions overlap, one of which was timed, but for boots of those that booted
-    together and idle waits. Engines of the other stages may run beside each other."""
+    together and idle waits. Engines of the other stages may run beside each other.
+
+    Two machines have clocks of their own, and nothing that boots together is of two.
+    """
     if "perf" not in (one.stage, other.stage):
         return False
-    if one.session not in other.beside or other.session not in one.beside:
+    linked = one.session in other.beside and other.session in one.beside
+    if one.machine != other.machine:
+        return linked
+    if not linked:
         return one.start_s < other.end_s and other.start_s < one.end_s
     return any(
         _turn_s(turn) < end and start < turn.end_s

@@ -12,9 +12,10 @@ import pytest
 from command_line import fasttrack, optimization, records, run_folders, unit_files
 
 from fasttrack import pipeline, timings
+from fasttrack.bundle import provenance
 from fasttrack.bundle.writer import RunFolder
 from fasttrack.errors import RunError
-from fasttrack.schema import FailureRecord
+from fasttrack.schema import FailureRecord, SessionRecord
 
 COMMAND = ("validate", "demo", "--only", "isolation", "--only", "features", "--only", "evals")
 UNITS = 7
@@ -197,7 +198,8 @@ def test_a_damaged_record_file_costs_one_unit(
     path.unlink()
     done = counted(monkeypatch)
     assert fasttrack(tmp_path, *command).status == 0
-    assert done == ["features/base"]
+    # It was told before anything was measured.
+    assert done == ["features/base", "features/candidate"]
 
 
 def test_failures_stay_on_record_when_a_later_attempt_succeeds(
@@ -214,3 +216,53 @@ def test_failures_stay_on_record_when_a_later_attempt_succeeds(
     assert isinstance(failure, FailureRecord)
     assert (failure.code, failure.cell) == ("ENG-003", "x")
     assert "ENG-003" in fasttrack(tmp_path, "report", ran.json["bundle"], "--markdown").out
+
+
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: int) -> Any:
+    """A perf run that another machine goes on with behind so many sessions; its last call."""
+    optimization(tmp_path)
+    command = ("validate", "demo", "--only", "perf", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance, "machine_name", lambda: "aaaa")
+        counted(patch, stop_at=behind)
+        assert fasttrack(tmp_path, *command).status == 130
+    monkeypatch.setattr(provenance, "machine_name", lambda: "bbbb")
+    return fasttrack(tmp_path, *command)
+
+
+def machines(tmp_path: Path) -> list[str]:
+    """Of the sessions of the one run, in order."""
+    (run,) = run_folders(tmp_path)
+    found = [r for r in records(run, "perf/block") if isinstance(r, SessionRecord)]
+    return [r.machine for r in sorted(found, key=lambda r: r.session)]
+
+
+@pytest.mark.parametrize(("behind", "kept"), [(2, 2), (3, 2)])
+def test_a_run_that_goes_on_elsewhere_says_so_and_measures_whole_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: int, kept: int
+) -> None:
+    ran = moved(tmp_path, monkeypatch, behind)
+    assert ran.status == 0, ran.err
+    assert f"another machine: {behind} sessions ran on aaaa, the rest runs on bbbb" in " ".join(
+        ran.err.split()
+    )
+    assert machines(tmp_path) == ["aaaa"] * kept + ["bbbb"] * (8 - kept)
+    assert fasttrack(tmp_path, "verify", ran.json["bundle"]).status == 0
+    page = fasttrack(tmp_path, "report", ran.json["bundle"], "--markdown").out
+    assert "Measured on | 2 machines; aaaa: perf-b0-0" in page
+    shown = fasttrack(tmp_path, "report", ran.json["bundle"]).out
+    assert "Measured on 2 machines; aaaa: perf-b0-0" in shown
+
+
+def test_a_pair_of_two_machines_is_excluded_and_verification_agrees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_whole_pairs", lambda run, units, machine: None)
+    ran = moved(tmp_path, monkeypatch, 3)
+    assert "aaaa" in machines(tmp_path) and machines(tmp_path)[2:4] == ["aaaa", "bbbb"]
+    (run,) = run_folders(tmp_path)
+    verdicts = json.loads((run / "verdicts.json").read_bytes())["verdicts"]
+    told = [v["detail"] for v in verdicts if v["rule"] == "speed" and v["cell"] != "sentence"]
+    assert told and all("its pair ran on two machines, aaaa and bbbb" in one for one in told)
+    assert len(machines(tmp_path)) == 12  # a spare block makes up for the pair
+    assert fasttrack(tmp_path, "verify", ran.json["bundle"]).status == 0

@@ -178,3 +178,19 @@ def test_machine_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(gpu, "_through_nvml", list)
     assert gpu.gpus() == []
+
+
+def test_a_machines_name_is_that_of_its_gpus_whatever_their_order() -> None:
+    one, other = {"uuid": "GPU-1"}, {"uuid": "GPU-2"}
+    assert provenance._name_of([one, other]) == provenance._name_of([other, one])
+    assert provenance._name_of([one]) != provenance._name_of([other])
+
+
+def test_a_machine_without_gpus_is_named_by_its_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"first": "a", "again": "a", "rebooted": "b", "silent": ""}
+    names = {}
+    for when, boot in told.items():
+        monkeypatch.setattr(provenance, "_read", lambda path, boot=boot: boot)
+        names[when] = provenance._name_of([{"name": "no uuid told"}])
+    assert names["first"] == names["again"] != names["rebooted"]
+    assert names["silent"] == ""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zoo_records as zoo
 
-from fasttrack.rules import validity
-from fasttrack.schema import PathRecord, SampleRecord, SessionRecord
+from fasttrack.rules import speed, validity
+from fasttrack.schema import PathRecord, SampleRecord, SessionRecord, State, Verdict
 
 CLAIM = zoo.claim(batch=(4,))
 (THE_CELL,) = CLAIM.cells("lab")
@@ -125,6 +125,44 @@ def on_nodes(places: dict[tuple[int, int], tuple[str, str]]) -> dict[str, str]:
         at, machine = places.get((sample.block, sample.position), ("a", "small"))
         watched[sample.session] = {"node": at, "machine": machine}
     return {name: why for name, why in validity._elsewhere(samples, watched).items() if why}
+
+
+def on_machines(places: dict[tuple[int, int], str]) -> tuple[set[str], Verdict]:
+    """Sessions that do not count, and the sentence, when (block, position) ran on a machine."""
+    records = []
+    for record in RECORDS:
+        if isinstance(record, SessionRecord):
+            block, position = map(int, record.session.removeprefix("perf-b").split("-")[:2])
+            at = places.get((block, position), "aaaa")
+            record = record.model_copy(update={"machine": at})
+        records.append(record)
+    case = zoo.case(records, CLAIM)
+    bad = {name for name, why in validity.machine_problems(case).items() if why}
+    (sentence,) = [v for v in speed.judge(case) if v.cell == "sentence"]
+    return bad, sentence
+
+
+def test_a_run_may_move_between_pairs() -> None:
+    moved = {(0, 2): "bbbb", (0, 3): "bbbb", (1, 0): "bbbb", (1, 1): "bbbb"}
+    bad, sentence = on_machines(moved)
+    assert not bad and sentence.state is State.PASS
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_pair_of_two_machines_does_not_count(place: int) -> None:
+    bad, sentence = on_machines({(1, place): "bbbb"})
+    assert {name[:9] for name in bad} == {f"perf-b1-{place}", f"perf-b1-{place ^ 1}"}
+    assert sentence.state is State.INCONCLUSIVE
+
+
+def test_a_session_of_an_unnamed_machine_is_not_paired_with_a_named_one() -> None:
+    assert len(on_machines({(0, 0): ""})[0]) == 2
+
+
+def test_records_that_name_no_machine_are_judged_as_before() -> None:
+    everywhere = {(block, place): "" for block in range(2) for place in range(4)}
+    bad, sentence = on_machines(everywhere)
+    assert not bad and sentence.state is State.PASS
 
 
 def test_a_whole_block_may_run_on_another_node_of_the_same_kind() -> None:

@@ -64,3 +64,12 @@ def test_stages_without_times_may_run_beside_each_other(stage: Stage) -> None:
 def test_none_of_them_runs_beside_a_timed_one(stage: Stage) -> None:
     first, second = one("a", 0, 5, None, 9), one("b", 3, 6, None, 20, stage)
     assert consistency._disturbed(first, second) and consistency._disturbed(second, first)
+
+
+def test_two_machines_do_not_disturb_each_other_and_boot_nothing_together() -> None:
+    """Their monotonic clocks have nothing to do with each other."""
+    first = one("a", 0, 5, None, 9, machine="aaaa")
+    assert not consistency._disturbed(first, one("b", 1, 6, None, 9, machine="bbbb"))
+    linked = one("a", 0, 50, 60, 70, machine="aaaa", beside=("b",))
+    other = one("b", 1, 60, 71, 80, machine="bbbb", beside=("a",))
+    assert consistency._disturbed(linked, other)

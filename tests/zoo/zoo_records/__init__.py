@@ -41,7 +41,7 @@ from zoo_records._run import (
     run_info,
     self_test,
 )
-from zoo_records._whole import agent_run, honest_run, retold, too_fast, watched
+from zoo_records._whole import agent_run, honest_run, moved, retold, too_fast, watched
 
 __all__ = [
     "ARMS",
@@ -86,6 +86,7 @@ __all__ = [
     "item",
     "kernels",
     "marks",
+    "moved",
     "not_compiled",
     "of_ranks",
     "parted",

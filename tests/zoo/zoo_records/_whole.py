@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fasttrack.schema import STAGES, AgentRecord, AgentTurn, ConductRecord, MonitorRecord, Record
+from fasttrack.schema import (
+    STAGES,
+    AgentRecord,
+    AgentTurn,
+    ConductRecord,
+    MonitorRecord,
+    Record,
+    SessionRecord,
+)
 from zoo_records._agent import agent, totals
 from zoo_records._evals import evals
 from zoo_records._features import features
@@ -57,6 +65,18 @@ def watched(values: Mapping[str, Any], sessions: str = "") -> list[Any]:
     return [
         record.model_copy(update={"values": values})
         if isinstance(record, MonitorRecord) and record.session.endswith(sessions)
+        else record
+        for record in honest_run()
+    ]
+
+
+def moved(there: tuple[str, ...]) -> list[Record]:
+    """An honest run on machine aaaa, but for perf sessions whose names begin so: on bbbb."""
+    return [
+        record.model_copy(
+            update={"machine": "bbbb" if record.session.startswith(there) else "aaaa"}
+        )
+        if isinstance(record, SessionRecord) and record.stage == "perf"
         else record
         for record in honest_run()
     ]
