@@ -127,7 +127,7 @@ def _moved(
     problems: dict[str, str] = {}
     for block in {sample.block for sample in samples}:
         for pair in PAIRS:
-            names = [at[block, place] for place in pair if (block, place) in at]
+            names = [at[block, place] for place in sorted(pair) if (block, place) in at]
             where = [machines.get(name, "") for name in names]
             if len(set(where)) > 1:
                 told = " and ".join(one or "one that nobody named" for one in where)
