@@ -148,8 +148,8 @@ def session(
     inside = body()
     clock.now_s += 1
     ended = SessionRecord(
-        stage=stage, session=name, arm=arm, machine="5" * 12, started_utc=started, start_s=start, ready_s=ready,
-        end_s=clock.now_s, switch="auto" if arm == "base" else "latency_specialized",
+        stage=stage, session=name, arm=arm, machine="5" * 12, started_utc=started, start_s=start,
+        ready_s=ready, end_s=clock.now_s, switch="auto" if arm == "base" else "latency_specialized",
         fingerprint={"engine": "vllm", "vllm": "0.32.0", "checkpoint": "c" * 64, "timer": "t"},
         peak_rss_mib=900.5,
     )  # fmt: skip
