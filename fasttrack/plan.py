@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fasttrack.errors import UsageError
@@ -133,13 +133,20 @@ def check_target(claim: Claim, target: str) -> Target:
     return claim.targets[target]
 
 
+def amounts_of(claim: Claim, target: str, tier: Tier) -> Amounts:
+    """What a tier measures of a target, which may ask for longer windows, not for shorter ones."""
+    amounts = TIERS[tier]
+    asked = claim.targets[target].grid.window_steps or 0
+    return replace(amounts, window_steps=max(amounts.window_steps, asked))
+
+
 def make(claim: Claim, target: str, tier: Tier, seed: int, agent: bool = False) -> Plan:
     """The plan of a claim on one target; `agent`: with agent traffic, whatever the tier.
 
     Raises `UsageError` CLM-004 for an unknown target, CLM-005 for a grid without room to decode.
     """
     check_target(claim, target)
-    amounts = TIERS[tier]
+    amounts = amounts_of(claim, target, tier)
     cells = claim.cells(target)
     _check_room(claim.targets[target], amounts)
     engine, grid = claim.targets[target].engine, claim.targets[target].grid
@@ -215,9 +222,9 @@ def cell_cost_s(cell: Cell, amounts: Amounts, engine: str) -> float:
     return prompts + amounts.window_steps * step
 
 
-def dropped(higher: Tier, lower: Tier) -> list[str]:
+def dropped(higher: Amounts, lower: Amounts) -> list[str]:
     """What a lower tier measures less of, in words: ``blocks: 4 instead of 6``."""
-    more, less = TIERS[higher].__dict__, TIERS[lower].__dict__
+    more, less = higher.__dict__, lower.__dict__
     return [
         f"{name.replace('_', ' ')}: {less[name]} instead of {more[name]}"
         for name in more
@@ -235,7 +242,8 @@ def _check_room(target: Target, amounts: Amounts) -> None:
             "CLM-005",
             f"impossible grid: context_tokens {longest} and {amounts.window_steps} decode steps"
             f"{each} do not fit max_model_len {target.max_model_len}",
-            next_step="raise max_model_len or leave the longest context out",
+            next_step="raise max_model_len, leave the longest context out, or ask for fewer "
+            "window_steps where the tier takes less",
         )
     room = prompt_room(target.max_model_len, amounts.answer_tokens)
     if room < MIN_PROMPT_TOKENS:

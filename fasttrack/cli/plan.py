@@ -85,7 +85,10 @@ def plan(
         table.add_row(stage, str(len(made.stage(stage))), clock(cost[stage]), _rests(known, stage))
     table.add_row("all", str(len(made.units)), clock(total), "")
     console.print(table)
-    console.print(f"{len(made.cells)} perf cells: {made.cells[0].id} ... {made.cells[-1].id}")
+    console.print(
+        f"{len(made.cells)} perf cells, {made.amounts.window_steps} decode steps each: "
+        f"{made.cells[0].id} ... {made.cells[-1].id}"
+    )
     if made.agent_cells:
         cells = ", ".join(made.agent_cells)
         console.print(f"agent traffic, through aiperf: {cells} (docs/agent.md)", markup=False)
@@ -159,10 +162,10 @@ def _smaller(
     tiers = list(Tier)
     told = {}
     for tier in tiers[: tiers.index(made.tier)]:
-        units = planning.make(claim, target, tier, made.seed, agent).units
-        seconds = sum(_seconds(unit, known) for unit in units)
+        smaller = planning.make(claim, target, tier, made.seed, agent)
+        seconds = sum(_seconds(unit, known) for unit in smaller.units)
         told[tier.value] = {
             "estimate_s": round(seconds),
-            "less": planning.dropped(made.tier, tier),
+            "less": planning.dropped(made.amounts, smaller.amounts),
         }
     return told

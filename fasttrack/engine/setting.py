@@ -212,13 +212,20 @@ class Booting:
 def path_record(
     stage: Stage, session: str, arm: Arm, cell: str, generation: Generation
 ) -> PathRecord:
-    """The path evidence of one call."""
+    """The path evidence of one call.
+
+    Of timed steps without what they wrote: only the path stage compares it, and it grows with
+    batch and window.
+    """
+    timed = stage == "perf"
     return PathRecord(
         stage=stage,
         session=session,
         arm=arm,
         cell=cell,
-        steps=generation.path,
+        steps=[step.model_copy(update={"wrote": {}}) for step in generation.path]
+        if timed
+        else generation.path,
         scheduled=tuple((s.decode_tokens, s.prefill_tokens) for s in generation.steps),
         drafted=generation.drafted,
     )

@@ -143,6 +143,9 @@ class Grid(Frozen):
     """Sizes to measure with each tensor parallel size that they divide."""
     draft_tokens: tuple[Annotated[int, Field(ge=0, le=32)], ...] = Field(default=(0,), min_length=1)
     """Draft tokens that every request verifies in every step; above 0 for pure decode alone."""
+    window_steps: Positive | None = None
+    """Decode steps to record per cell and session, at least the tier's: where steps are so short
+    that the tier's take less time than a disturbance lasts. No axis."""
     unsupported: Mapping[str, str] = Field(default_factory=dict)
     """Cells that are not claimed, as globs over their names, each with a sentence why."""
 
@@ -157,7 +160,7 @@ class Grid(Frozen):
 
     @model_validator(mode="after")
     def _no_repeats(self) -> Grid:
-        for name in Grid.model_fields.keys() - {"unsupported"}:
+        for name in Grid.model_fields.keys() - {"unsupported", "window_steps"}:
             values = getattr(self, name)
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} names a value twice")

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import zoo_records as zoo
+from pydantic import ValidationError
 
 from fasttrack import plan
 from fasttrack.bundle import layout
@@ -110,6 +111,42 @@ def test_a_grid_without_room_for_the_tier_s_window_is_refused() -> None:
     assert caught.value.code == "CLM-005"
     with pytest.raises(UsageError, match="256 decode steps"):
         made(target(384), Tier.FULL)
+
+
+def windows(steps: int | None, tier: Tier, length: int = 2048) -> plan.Plan:
+    """The plan of a target that asks for windows of so many steps, behind 352 tokens."""
+    grid = {"batch": [1], "context_tokens": [352], "window_steps": steps}
+    lab = {"engine": "fake", "role": "evidence", "max_model_len": length, "grid": grid}
+    return made(zoo.claim(targets={"lab": lab}), tier)
+
+
+def test_a_target_may_ask_for_longer_windows_than_its_tier_s_and_for_no_shorter_ones() -> None:
+    for steps, tier, planned in (
+        (None, Tier.SMOKE, 24),
+        (512, Tier.SMOKE, 512),
+        (1, Tier.SMOKE, 24),
+        (100, Tier.FULL, 256),
+    ):
+        found = windows(steps, tier)
+        assert found.json_value()["amounts"]["window_steps"] == planned
+        assert {unit.spec["window_steps"] for unit in found.stage("perf")} == {planned}
+    longer, plain = windows(512, Tier.SMOKE), windows(None, Tier.SMOKE)
+    assert longer.stage("perf")[0].cost_s > plain.stage("perf")[0].cost_s
+    assert "window steps" not in " ".join(
+        plan.dropped(windows(512, Tier.FULL).amounts, longer.amounts)
+    )
+
+
+def test_the_target_s_window_needs_room_too() -> None:
+    assert windows(512, Tier.SMOKE, 872).cells
+    with pytest.raises(UsageError, match="512 decode steps"):
+        windows(512, Tier.SMOKE, 871)
+
+
+@pytest.mark.parametrize("steps", [0, -1])
+def test_a_window_of_no_steps_is_refused(steps: int) -> None:
+    with pytest.raises(ValidationError, match="window_steps"):
+        windows(steps, Tier.SMOKE)
 
 
 def test_a_context_without_room_for_evals_is_refused() -> None:

@@ -80,6 +80,15 @@ def test_each_sample_has_its_step_log(tmp_path: Path) -> None:
         ]
 
 
+def test_long_windows_are_whole_and_say_nothing_of_what_steps_wrote(tmp_path: Path) -> None:
+    made = sweep.run(setting(tmp_path), {"arm": "candidate", **SPEC, "window_steps": 512})
+    for sample in samples(made):
+        assert len(decode_window(sample.steps, sample.planned_requests)) == 512
+    assert {str(dict(s.wrote)) for r in made if isinstance(r, PathRecord) for s in r.steps} == {
+        "{}"
+    }
+
+
 def test_prompts_are_distinct_text_of_the_exact_length(tmp_path: Path) -> None:
     chosen = setting(tmp_path)
     session = chosen.engine.start(chosen.launch("x", "base"))
