@@ -94,11 +94,13 @@ def build(bundle: Bundle, records: Iterable[Record] | None = None) -> Report:
 
 
 def _neighbours(sessions: Sequence[SessionRecord]) -> int:
-    """How many sessions had another one beside them at some time."""
-    in_time = sorted(sessions, key=lambda one: one.start_s)
+    """How many sessions had another one of their machine beside them at some time."""
+    in_time = sorted(sessions, key=lambda one: (one.machine, one.start_s))
     found: set[str] = set()
     last: SessionRecord | None = None
     for one in in_time:
+        if last is not None and one.machine != last.machine:
+            last = None
         if last is not None and one.start_s < last.end_s:
             found |= {one.session, last.session}
         last = one if last is None or one.end_s > last.end_s else last
