@@ -1,4 +1,4 @@
-"""`python -m kimi_k3.bench.engine CHECKPOINT [--batch 1,8,64] [--ranks 2]`: decode steps in vLLM.
+"""`python -m kimi_k3.bench.engine CHECKPOINT [--batch 1,8,64] [--drafts 3]`: decode steps in vLLM.
 
 One boot of vLLM 0.33 with the path on. The decode graphs are captured several times, each time with
 other ops ours, none for stock; replaying one set or another is all that differs between the sides,
@@ -9,7 +9,8 @@ Owns: what is asked of the engine and how it is timed. Per batch, while its requ
 `step_us`, replays of the step's graph back to back, sides in turn, by CUDA events; `profile`, the
 kernels of a replay by name; `parity`, hidden states and logits of one step from the same caches;
 `ops`, single ops on random rows. Then `tokens_per_second` of whole generations, wall clock, sides
-in turn, and greedy tokens of both.
+in turn, and greedy tokens of both. With drafts, which vLLM looks up in the text, a request has
+several rows, a step is a verification, and attention is vLLM's on every side.
 """
 
 from __future__ import annotations
@@ -333,9 +334,15 @@ def _mla(layer: Any, x: Tensor, told: tuple[Any, Any], config: Any) -> dict[str,
 class Engine:
     """vLLM, and what the benchmark asks of it."""
 
-    def __init__(self, checkpoint: str, batches: list[int], ranks: int) -> None:
+    def __init__(self, checkpoint: str, batches: list[int], ranks: int, drafts: int) -> None:
         from vllm import LLM
 
+        self.each = 1 + drafts
+        """Rows of a request in a step."""
+        lookup = {
+            "method": "ngram_gpu", "num_speculative_tokens": drafts,
+            "prompt_lookup_min": 1, "prompt_lookup_max": 3,
+        }  # fmt: skip
         self.llm = LLM(
             checkpoint, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096,
             max_num_seqs=max(batches), max_num_batched_tokens=2048, gpu_memory_utilization=0.5,
@@ -344,7 +351,10 @@ class Engine:
             kv_cache_memory_bytes=CACHE, num_gpu_blocks_override=1024, enable_prefix_caching=False,
             additional_config={OPTION: "latency_specialized", TABLE_OPTION: "measured"},
             worker_extension_cls="kimi_k3.bench.engine.Worker", tensor_parallel_size=ranks,
-            compilation_config={"cudagraph_capture_sizes": sorted(batches)}, disable_log_stats=True,
+            compilation_config={
+                "cudagraph_capture_sizes": sorted(self.each * batch for batch in batches)
+            },
+            speculative_config=lookup if drafts else None, disable_log_stats=True,
         )  # fmt: skip
         self._requests = 0
 
@@ -477,6 +487,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,8,64")
     parser.add_argument("--context", type=int, default=CONTEXT)
     parser.add_argument("--ranks", type=int, default=1, help="GPUs: 2 for k3-slice2")
+    parser.add_argument("--drafts", type=int, default=0, help="that each request verifies a step")
     parser.add_argument("--sides", default=",".join(ladder()))
     parser.add_argument("--detailed", default="1,8,64", help="batches with profile, parity and ops")
     parser.add_argument("--json")
@@ -487,7 +498,7 @@ def main() -> None:
     piece, found = findings.piece, findings.found
     found |= {"ops": OPS, "shipped": dict(LARGEST), "measured": dict(MEASURED)}
     sides = ["measured", *chosen.sides.split(",")]
-    engine = Engine(chosen.checkpoint, batches, chosen.ranks)
+    engine = Engine(chosen.checkpoint, batches, chosen.ranks, chosen.drafts)
     import vllm
 
     found["versions"] = vllm.__version__, torch.__version__
@@ -509,13 +520,14 @@ def main() -> None:
     piece("agreement of measured with itself", _agreement, *tokens["measured"])
     for batch in batches:
         names = piece(f"start {batch}", engine.start, batch, chosen.context)
-        piece(f"step_us {batch}", engine.ask, "bench_step_us", batch)
+        rows = engine.each * batch
+        piece(f"step_us {batch}", engine.ask, "bench_step_us", rows)
         if batch in detailed:
-            piece(f"parity {batch}", engine.ask, "bench_parity", batch)
-            if chosen.ranks == 1:
-                piece(f"ops {batch}", engine.ask, "bench_ops", batch)
+            piece(f"parity {batch}", engine.ask, "bench_parity", rows)
+            if chosen.ranks == engine.each == 1:
+                piece(f"ops {batch}", engine.ask, "bench_ops", rows)
             for side in sorted({"stock", "shipped", "measured"} & set(sides)):
-                piece(f"profile {side} {batch}", engine.ask, "bench_profile", batch, side)
+                piece(f"profile {side} {batch}", engine.ask, "bench_profile", rows, side)
         if isinstance(names, list):
             piece(f"stop {batch}", engine.stop, names)
         piece(f"tokens_per_second {batch}", engine.tokens_per_second, batch)

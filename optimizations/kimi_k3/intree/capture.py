@@ -18,10 +18,15 @@ class Capture:
     """Of one model. Forwards outside a capture are never ours: a graph is, whole, or none of it."""
 
     def __init__(
-        self, batches: Iterable[int], largest: Mapping[Op, int] = LARGEST, ranks: int = 1
+        self,
+        batches: Iterable[int],
+        largest: Mapping[Op, int] = LARGEST,
+        ranks: int = 1,
+        each: int = 1,
     ) -> None:
-        """`batches`: those that vLLM will capture."""
-        self._ranks = ranks
+        """`batches`: rows of the full graphs that vLLM will capture, `each` of them of one request:
+        more than one where steps verify drafts."""
+        self._ranks, self._each = ranks, each
         self._sizes = tuple(sorted(set(batches)))
         self.captured: set[int] = set()
         """Batches of which a graph with launches of ours was captured."""
@@ -29,12 +34,13 @@ class Capture:
 
     def choose(self, largest: Mapping[Op, int]) -> None:
         """Settle which ops of which batch are ours in graphs captured from now on."""
-        found = {batch: plan.ours(batch, largest, self._ranks) for batch in self._sizes}
+        each = self._each
+        found = {batch: plan.ours(batch, largest, self._ranks, each) for batch in self._sizes}
         self.ours = {batch: ops for batch, ops in found.items() if ops}
         """By batch; vLLM's graphs of other batches are stock."""
 
     def takes(self, batch: int, capturing: bool, piecewise: bool, steps: Iterable[Any]) -> bool:
-        """Whether this forward of `batch` tokens is ours: a full graph of pure decode, of a batch
+        """Whether this forward of `batch` rows is ours: a full graph of requests with `each` rows,
         with something of ours, is being captured. `steps`: what the step's metadata says of every
         layer's attention, None where it says nothing.
 
@@ -42,11 +48,21 @@ class Capture:
         """
         if not capturing or piecewise or batch not in self.ours:
             return False
-        return all(map(_decodes, steps))
+        return all(_uniform(step, batch, self._each) for step in steps)
 
 
-def _decodes(step: Any) -> bool:
-    """Whether a layer's metadata is of one-token decodes and of nothing else."""
+def _uniform(step: Any, rows: int, each: int) -> bool:
+    """Whether a layer's metadata is of requests with `each` of these rows, and of nothing else.
+
+    MLA's calls all of them decodes, whatever they verify, and a short prefill too; KDA's tells
+    decodes from verifications, and either from prefill.
+    """
     if step is None or step.num_prefills:
         return False
-    return not getattr(step, "num_spec_decodes", 0)
+    requests, tokens = step.num_decodes, step.num_decode_tokens
+    if hasattr(step, "num_spec_decodes"):
+        if step.num_decodes if each > 1 else step.num_spec_decodes:
+            return False
+        requests += step.num_spec_decodes
+        tokens += step.num_spec_decode_tokens
+    return bool(requests * each == tokens == rows)

@@ -6,6 +6,9 @@ parts of which graph are ours (`capture`), vLLM's modules, weights and caches. R
 
 A step is captured into a full CUDA graph, once per batch; vLLM replays it. The caches hold all that
 outlives a step, in vLLM's own layout, so any step may run here and the next one stock.
+
+Where steps verify drafts, a request has several rows, and what knows of requests is vLLM's: KDA,
+whose states go from row to row, and MLA, which hides a row's future. The rest is by row.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ from kimi_k3.kernels.oproj.mailbox import End
 class Layer:
     """Parts of one of vLLM's decoder layers that can be ours; `module` is vLLM's own."""
 
-    def __init__(self, module: Any, blocks: int, experts: Experts | None, shared: Shared) -> None:
+    def __init__(
+        self, module: Any, blocks: int, experts: Experts | None, shared: Shared, halves: bool
+    ) -> None:
+        """`halves`: whether attention may be ours."""
         self.module = module
         sources, opens = module.prev_valid_blocks, bool(module.is_block_write_layer)
         first = module.layer_idx == 0
@@ -44,9 +50,9 @@ class Layer:
         attention = module.self_attn
         self.kind: Op = "kda" if hasattr(attention, "in_proj_qkvgfab") else "mla"
         self.half: KdaHalf | MlaHalf | None = None
-        if self.kind == "kda":
+        if halves and self.kind == "kda":
             self.half = KdaHalf(attention)
-        elif MlaHalf.serves(attention):
+        elif halves and MlaHalf.serves(attention):
             self.half = MlaHalf(attention)
         self.moe: Moe | None = None
         if experts is not None:
@@ -69,9 +75,10 @@ class Decode:
         batches: Collection[int],
         ranks: Ranks,
         largest: Mapping[Op, int] = LARGEST,
+        each: int = 1,
     ) -> None:
-        """`backbone`: vLLM's `KimiLinearModel`; `experts`: by layer; `batches`: those that
-        vLLM will capture."""
+        """`backbone`: vLLM's `KimiLinearModel`; `experts`: by layer; `batches`: rows of the graphs
+        that vLLM will capture, `each` of them of one request."""
         # Here, so that this module can be imported before an engine has chosen its platform.
         from vllm.models.kimi_k3.nvidia.ops import attn_res
 
@@ -85,10 +92,10 @@ class Decode:
             config.num_experts, config.routed_expert_hidden_size, self.device, ranks
         )
         self._layers = [
-            Layer(module, self._blocks, experts.get(module.layer_idx), self._shared)
+            Layer(module, self._blocks, experts.get(module.layer_idx), self._shared, each == 1)
             for module in backbone.layers
         ]
-        self.capture = Capture(batches, largest, ranks.size)
+        self.capture = Capture(batches, largest, ranks.size, each)
         self.executed = torch.zeros(1, dtype=torch.int64, device=self.device)
         """Steps of ours that the device ran: every graph of ours adds one."""
         self.widths: Mapping[str, int] = {}

@@ -26,11 +26,14 @@ def facts_of(batch: Any) -> StepFacts:
     `is_prefilling_np` [requests], `num_draft_tokens`."""
     lengths = np.asarray(batch.num_scheduled_tokens)[: batch.num_reqs]
     decode = ~np.asarray(batch.is_prefilling_np)[: batch.num_reqs]
+    verify = decode & (lengths > 1)
+    alike = bool(verify.all() and len(set(lengths.tolist())) == 1)
     return StepFacts(
         requests=int(batch.num_reqs),
         tokens=int(lengths.sum()),
         decode_rows=int((decode & (lengths == 1)).sum()),
-        verify_rows=int((decode & (lengths > 1)).sum()),
+        verify_rows=int(verify.sum()),
+        verify_tokens=int(lengths[0]) if alike else 0,
     )
 
 
@@ -41,13 +44,18 @@ def writes_of(
     next step in the same memory.
 
     `groups`: of layers that share a block table; `told`: a step's metadata by layer; `slots` int64
-    [groups, tokens or more]: where each token's row lies. A KDA layer's metadata tells its blocks.
+    [groups, tokens or more]: where each token's row lies. A KDA layer's metadata tells its blocks:
+    one of a request, or where the request verifies drafts one of each of its rows.
     """
     states, rows = [], []
     for number, group in enumerate(groups):
         own = told[group.layer_names[0]]
         if hasattr(own, "non_spec_state_indices_tensor"):
-            states.append(own.non_spec_state_indices_tensor[:requests])
+            drafted, plain = own.num_spec_decodes, own.non_spec_state_indices_tensor
+            if drafted:
+                states.append(own.spec_state_indices_tensor[:drafted].flatten())
+            if plain is not None:
+                states.append(plain[: requests - drafted])
         else:
             rows.append(slots[number, :tokens])
     return [torch.cat(states)] if states else [], [torch.cat(rows)] if rows else []

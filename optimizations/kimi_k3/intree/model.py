@@ -21,7 +21,7 @@ from vllm.distributed import (
 from vllm.models.kimi_k3.nvidia.model import KimiLinearForCausalLM
 
 from kimi_k3.intree.evidence import GraphRecorder
-from kimi_k3.intree.plan import LARGEST_BATCH, TABLES, plan
+from kimi_k3.intree.plan import TABLES, graphs, plan
 from kimi_k3.intree.support import (
     in_place,
     refuse_graphs,
@@ -29,7 +29,7 @@ from kimi_k3.intree.support import (
     switch_of,
     table_of,
 )
-from kimi_k3.runtime.plan import DECODE, StepFacts
+from kimi_k3.runtime.plan import StepFacts
 
 
 class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
@@ -99,13 +99,13 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
                 get_tp_group().cpu_group if ranks.size > 1 else None,
             )
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes or ()
-        most = min(LARGEST_BATCH, self.vllm_config.scheduler_config.max_num_seqs)
-        batches = [size for size in sizes if size <= most]
+        each = 1 + self.vllm_config.num_speculative_tokens
+        batches = graphs(sizes, self.vllm_config.scheduler_config.max_num_seqs, each)
         if self._in_place and self._experts:
             self._experts = {
                 number: located(own, self._experts[number]) for number, own in self._routed()
             }
-        self.decode = Decode(self.model, self._experts, batches, ranks, self._largest)
+        self.decode = Decode(self.model, self._experts, batches, ranks, self._largest, each)
         self.recorder.prepared = tuple(self.decode.capture.ours)
         self.recorder.extra_bytes = self.decode.extra_bytes
         self.recorder.executed = self.decode.executed
@@ -122,7 +122,7 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
         states: Sequence[Tensor] = (),
         rows: Sequence[Tensor] = (),
     ) -> None:
-        """Record one step; `graph`: the batch of the full graph that runs it; `states`, `rows`:
+        """Record one step; `graph`: the rows of the full graph that runs it; `states`, `rows`:
         what it writes, of KDA and of MLA. Raises `PeerLostError` where an earlier step waited for a
         rank in vain, which ends the engine."""
         captured: Collection[int] = ()
@@ -130,7 +130,7 @@ class FasttrackKimiLinearForCausalLM(KimiLinearForCausalLM):
             self.decode.noticed()
             captured = self.decode.capture.captured
         chosen = plan(facts, self.recorder.switch, captured, graph)
-        if self.decode is not None and chosen is DECODE:
+        if self.decode is not None and chosen.path == "specialised":
             self.decode.given()
         self.recorder.record(chosen, facts, states, rows)
 

@@ -9,7 +9,7 @@ is captured; a step is specialised if the engine replays a graph that was captur
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, get_args
 
 from kimi_k3.runtime.plan import (
@@ -19,6 +19,7 @@ from kimi_k3.runtime.plan import (
     PREFILL,
     PROFILE,
     SWITCHED_OFF,
+    VERIFIED,
     VERIFY,
     Plan,
     StepFacts,
@@ -42,8 +43,12 @@ _NEEDS: Mapping[Op, frozenset[Op]] = {
     "tail": frozenset({"attn_res", "moe", "shared"}),
 }
 
+_OF_REQUESTS: frozenset[Op] = frozenset({"kda", "mla", "exchange"})
+"""Ops that take every row for a request of its own; `exchange` stands behind the first two. All
+others look at a row alone, whosever it is."""
+
 LARGEST_BATCH = 64
-"""Of any launch of ours."""
+"""Rows of any launch of ours."""
 LARGEST: Mapping[Op, int] = {
     "attn_res": 64, "kda": 64, "mla": 64, "exchange": 0, "moe": 64, "shared": 64, "latent_up": 8,
     "tail": 8,
@@ -64,13 +69,26 @@ NO_GRAPH = Plan("stock", "not in a full CUDA graph")
 OTHER_GRAPH = Plan("stock", "graph captured stock")
 
 
-def ours(batch: int, largest: Mapping[Op, int] = LARGEST, ranks: int = 1) -> frozenset[Op]:
-    """The ops that are ours in the graph of `batch` rows; empty: the graph is stock's."""
+def graphs(sizes: Iterable[int], requests: int, each: int = 1) -> tuple[int, ...]:
+    """Rows of vLLM's full graphs of decode: its capture sizes in whole requests of `each` rows, as
+    far as `requests` of them and the largest size go (`CudaGraphManager._init_candidates`)."""
+    wanted = set(sizes)
+    most = min(max(wanted, default=0), requests * each)
+    return tuple(sorted({rows for size in wanted if (rows := -(-size // each) * each) <= most}))
+
+
+def ours(
+    batch: int, largest: Mapping[Op, int] = LARGEST, ranks: int = 1, each: int = 1
+) -> frozenset[Op]:
+    """The ops that are ours in the graph of `batch` rows, `each` of them of one request; empty: the
+    graph is stock's."""
     if not 1 <= batch <= LARGEST_BATCH:
         return frozenset()
     found: set[Op] = {op for op in OPS if batch <= largest.get(op, 0)}
     if ranks == 1:
         found.discard("exchange")
+    if each > 1:
+        found -= _OF_REQUESTS
     return frozenset(op for op in found if _NEEDS.get(op, frozenset()) <= found)
 
 
@@ -80,11 +98,12 @@ def plan(
     captured: Collection[int],
     graph: int | None,
 ) -> Plan:
-    """Name the path a step takes. `captured`: batches whose graphs have launches of ours; `graph`:
-    the batch of the full graph that the engine replays for the step, None if it replays none.
+    """Name the path a step takes. `captured`: rows of graphs that have launches of ours; `graph`:
+    the rows of the full graph that the engine replays for the step, None if it replays none.
 
-    Stock is everything but a pure decode step in a graph that was captured specialised: prefill,
-    mixed steps, drafts, eager and piecewise steps, batches beyond the largest graph.
+    Stock is everything but a step of decodes, or one in which every request verifies equally many
+    tokens, in a graph that was captured specialised: prefill, mixed steps, drafts of some requests
+    only, eager and piecewise steps, more rows than the largest graph.
     """
     if facts is None:
         return PROFILE
@@ -92,10 +111,12 @@ def plan(
         return SWITCHED_OFF
     if not facts.requests:
         return EMPTY
-    if facts.verify_rows:
+    if facts.verify_rows and not facts.verify_tokens:
         return VERIFY
     if facts.prefill_rows:
         return MIXED if facts.decode_rows else PREFILL
     if graph is None:
         return NO_GRAPH
-    return DECODE if graph in captured else OTHER_GRAPH
+    if graph not in captured:
+        return OTHER_GRAPH
+    return VERIFIED if facts.verify_rows else DECODE

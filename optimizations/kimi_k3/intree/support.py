@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import torch
 
-from kimi_k3.intree.plan import TABLES, Table
+from kimi_k3.intree.plan import LARGEST_BATCH, TABLES, Table
 from kimi_k3.runtime.plan import Switch
 from kimi_k3.support import Check, RefusedError, experts_parallel, lora, options_of, refuse
 
@@ -35,6 +35,10 @@ CAPABILITY = (9, 0)
 RELEASED_RANKS = 1
 """GPUs the released table was run on. Nothing in the path knows their number: the measured table
 takes any that divides the shapes. With decode context parallelism MLA layers stay vLLM's."""
+
+DRAFTERS = ("ngram", "ngram_gpu")
+"""Ways to make drafts that read nothing of the model. Others take hidden states, some of them of
+layers in between, which a step of ours does not give out."""
 
 
 def version() -> str:
@@ -131,9 +135,37 @@ def _ranks(config: Any) -> str | None:
     return f"{', '.join(other)}: {told}"
 
 
-def _drafts(config: Any) -> str | None:
-    on = config.speculative_config is not None
-    return "speculative decoding is not supported" if on else None
+def _drafter(config: Any) -> str | None:
+    found = config.speculative_config
+    if found is None or found.method in DRAFTERS:
+        return None
+    told = "only those that read nothing of the model are supported"
+    return f"drafts by {found.method}: {told}, {' and '.join(DRAFTERS)}"
+
+
+def _many_drafts(config: Any) -> str | None:
+    found = config.speculative_config
+    if found is None or found.num_speculative_tokens < LARGEST_BATCH:
+        return None
+    told = f"a request has more than {LARGEST_BATCH} rows, the most a launch of ours takes"
+    return f"{found.num_speculative_tokens} drafts: {told}"
+
+
+def _changing_drafts(config: Any) -> str | None:
+    found = config.speculative_config
+    if found is None or found.num_speculative_tokens_per_batch_size is None:
+        return None
+    return (
+        "numbers of drafts that change with the batch (num_speculative_tokens_per_batch_size): "
+        "graphs of ours are known by their rows alone"
+    )
+
+
+def _ranks_with_drafts(config: Any) -> str | None:
+    size = config.parallel_config.tensor_parallel_size
+    if config.speculative_config is None or size == 1:
+        return None
+    return f"drafts with tensor parallelism of size {size}: this was written for one GPU"
 
 
 def _replay(config: Any) -> str | None:
@@ -176,7 +208,10 @@ REFUSED: tuple[Check, ...] = (
     _ranks,
     experts_parallel,
     lora,
-    _drafts,
+    _drafter,
+    _many_drafts,
+    _changing_drafts,
+    _ranks_with_drafts,
     _replay,
     _state_dtype,
     _dummy,

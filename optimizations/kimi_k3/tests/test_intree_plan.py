@@ -47,6 +47,34 @@ def test_mailboxes_are_for_several_ranks_between_two_parts_of_ours() -> None:
     assert plan.ours(8, {**largest, "attn_res": 0}, ranks=2) == {"kda"}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("rows", [4, 8, 64])
+def test_with_several_rows_of_a_request_only_ops_by_row_are_ours(rows: int, ranks: int) -> None:
+    for table in plan.TABLES.values():
+        plain = plan.ours(rows, table, ranks)
+        assert plan.ours(rows, table, ranks, each=4) == plain - {"kda", "mla", "exchange"}
+        assert plain >= {"kda", "mla", "attn_res", "moe", "shared"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "requests", "each", "rows"),
+    [
+        ([1, 2, 4, 8, 16, 32, 64], 64, 1, (1, 2, 4, 8, 16, 32, 64)),
+        ([1, 2, 4, 8, 16, 32, 64], 8, 1, (1, 2, 4, 8)),
+        ([1, 2, 4, 8, 16, 32, 64], 8, 4, (4, 8, 16, 32)),
+        ([1, 2, 4, 8, 16, 32, 64], 8, 8, (8, 16, 32, 64)),
+        # Whole requests only: 64 rows would be 66, above the largest size.
+        ([1, 2, 4, 8, 16, 32, 64], 64, 3, (3, 6, 9, 18, 33)),
+        ([4], 8, 8, ()),
+        ([], 8, 4, ()),
+    ],
+)
+def test_graphs_have_whole_requests(
+    sizes: list[int], requests: int, each: int, rows: tuple[int, ...]
+) -> None:
+    assert plan.graphs(sizes, requests, each) == rows
+
+
 @pytest.mark.parametrize("table", plan.TABLES.values(), ids=plan.TABLES)
 def test_a_table_names_every_op_and_no_other(table: Any) -> None:
     assert set(table) == set(plan.OPS)
@@ -61,8 +89,18 @@ def test_mailboxes_between_gpus_are_not_released() -> None:
 
 # ---- capturing -----------------------------------------------------------------------------------
 
-PURE = SimpleNamespace(num_prefills=0)
-PURE_KDA = SimpleNamespace(num_prefills=0, num_spec_decodes=0)
+
+def _mla(requests: int, tokens: int, prefills: int = 0) -> Any:
+    """What vLLM's metadata of an MLA layer says: a verification is a decode of several tokens."""
+    return SimpleNamespace(num_prefills=prefills, num_decodes=requests, num_decode_tokens=tokens)
+
+
+def _kda(decodes: int, drafted: int = 0, each: int = 1) -> Any:
+    """The same of a KDA layer, which tells the two apart."""
+    return SimpleNamespace(
+        num_prefills=0, num_decodes=decodes, num_decode_tokens=decodes,
+        num_spec_decodes=drafted, num_spec_decode_tokens=drafted * each,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -73,27 +111,61 @@ def capture() -> Capture:
 def test_only_batches_with_an_op_of_ours_are_taken(capture: Capture) -> None:
     assert capture.ours == {1: {"attn_res", "kda"}, 8: {"attn_res", "kda"}, 64: {"attn_res"}}
     for batch in (1, 8, 64):
-        assert capture.takes(batch, True, False, [PURE, PURE_KDA])
-    assert not capture.takes(2, True, False, [PURE])
+        assert capture.takes(batch, True, False, [_mla(batch, batch), _kda(batch)])
+    assert not capture.takes(2, True, False, [_mla(2, 2)])
     capture.choose({})
-    assert not capture.takes(1, True, False, [PURE])
+    assert not capture.takes(1, True, False, [_mla(1, 1)])
 
 
 @pytest.mark.parametrize(
     ("capturing", "piecewise", "steps"),
     [
-        (False, False, [PURE]),
-        (True, True, [PURE]),
-        (True, False, [PURE, None]),
-        (True, False, [PURE, SimpleNamespace(num_prefills=1)]),
-        (True, False, [PURE, SimpleNamespace(num_prefills=0, num_spec_decodes=2)]),
+        (False, False, [_mla(8, 8)]),
+        (True, True, [_mla(8, 8)]),
+        (True, False, [_mla(8, 8), None]),
+        (True, False, [_mla(8, 8), _mla(8, 8, prefills=1)]),
+        (True, False, [_mla(8, 8), _kda(0, 2, 4)]),
+        (True, False, [_kda(8), _mla(2, 8)]),
     ],
-    ids=["eager", "piecewise", "no metadata", "prefill", "drafts"],
+    ids=["eager", "piecewise", "no metadata", "prefill", "drafts", "drafts where MLA is alone"],
 )
 def test_all_other_forwards_are_vllms(
     capture: Capture, capturing: bool, piecewise: bool, steps: list[Any]
 ) -> None:
     assert not capture.takes(8, capturing, piecewise, steps)
+
+
+@pytest.fixture
+def verifying() -> Capture:
+    """Of an engine whose requests have four rows each."""
+    return Capture([4, 8, 64], {"attn_res": 64, "kda": 64, "mla": 64, "moe": 8}, each=4)
+
+
+def test_a_graph_of_verifications_is_taken_for_what_is_by_row(verifying: Capture) -> None:
+    by_row = {4: {"attn_res", "moe"}, 8: {"attn_res", "moe"}, 64: {"attn_res"}}
+    assert verifying.ours == by_row
+    for rows in by_row:
+        assert verifying.takes(rows, True, False, [_kda(0, rows // 4, 4), _mla(rows // 4, rows)])
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [_kda(8), _mla(8, 8)],
+        [_kda(0, 2, 4), _mla(8, 8)],
+        [_kda(4, 1, 4), _mla(5, 8)],
+        [_kda(0, 4, 2), _mla(4, 8)],
+        [_kda(0, 1, 4), _mla(1, 4)],
+        [_kda(0, 2, 4), _mla(1, 4, prefills=1)],
+        [_mla(3, 8)],
+    ],
+    ids=[
+        "one row each", "one row each where MLA is alone", "both kinds", "fewer drafts",
+        "not all rows", "prefill", "rows of no whole requests",
+    ],
+)  # fmt: skip
+def test_with_drafts_all_other_forwards_are_vllms(verifying: Capture, steps: list[Any]) -> None:
+    assert not verifying.takes(8, True, False, steps)
 
 
 # ---- the path of a step --------------------------------------------------------------------------
@@ -110,7 +182,11 @@ DECODE = StepFacts(requests=3, tokens=3, decode_rows=3, verify_rows=0)
         (DECODE, "latency_specialized", 64, "graph captured stock"),
         (StepFacts(2, 40, 0, 0), "latency_specialized", None, "prefill"),
         (StepFacts(2, 40, 1, 0), "latency_specialized", None, "prefill and decode mixed"),
-        (StepFacts(2, 8, 0, 2), "latency_specialized", 4, "draft verification"),
+        (StepFacts(2, 8, 0, 2, 4), "latency_specialized", 8, "uniform draft verification"),
+        (StepFacts(2, 8, 0, 2, 4), "latency_specialized", None, "not in a full CUDA graph"),
+        (StepFacts(2, 8, 0, 2, 4), "latency_specialized", 16, "graph captured stock"),
+        (StepFacts(2, 6, 0, 2), "latency_specialized", 8, "draft verification"),
+        (StepFacts(2, 5, 1, 1), "latency_specialized", None, "draft verification"),
         (StepFacts(0, 0, 0, 0), "latency_specialized", 4, "no rows"),
         (None, "latency_specialized", 4, "no request metadata"),
     ],
@@ -120,7 +196,8 @@ def test_every_step_has_a_path_and_a_reason(
 ) -> None:
     found = plan.plan(facts, switch, {1, 2, 4, 8}, graph)
     assert found.reason == reason
-    assert (found.path == "specialised") == (reason == "pure decode")
+    ours = ("pure decode", "uniform draft verification")
+    assert (found.path == "specialised") == (reason in ours)
 
 
 def _batch(lengths: list[int], prefilling: list[bool]) -> Any:
@@ -136,7 +213,28 @@ def test_facts_are_those_of_requests_and_not_of_padding() -> None:
     assert facts_of(_batch([1, 1], [False, False])) == StepFacts(2, 2, 2, 0)
     assert facts_of(_batch([5, 1], [True, False])) == StepFacts(2, 6, 1, 0)
     assert facts_of(_batch([1], [True])).prefill_rows == 1
-    assert facts_of(_batch([4, 4], [False, False])).verify_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "prefilling", "facts"),
+    [
+        ([4, 4], [False, False], StepFacts(2, 8, 0, 2, 4)),
+        ([4, 2], [False, False], StepFacts(2, 6, 0, 2)),
+        ([4, 1], [False, False], StepFacts(2, 5, 1, 1)),
+        ([4, 4], [False, True], StepFacts(2, 8, 0, 1)),
+        ([1, 1], [False, False], StepFacts(2, 2, 2, 0)),
+    ],
+)
+def test_verifications_are_alike_or_they_are_not(
+    lengths: list[int], prefilling: list[bool], facts: StepFacts
+) -> None:
+    assert facts_of(_batch(lengths, prefilling)) == facts
+
+
+def test_a_uniform_verification_prefills_nothing() -> None:
+    """As the scheduler counts it; a step that has a prompt beside it does."""
+    assert facts_of(_batch([4, 4], [False, False])).prefill_tokens == 0
+    assert facts_of(_batch([4, 4], [False, True])).prefill_tokens == 8
 
 
 def test_the_device_counts_for_itself() -> None:
@@ -209,6 +307,15 @@ def test_another_device_is_refused(
     assert told in reason
 
 
+def _drafts(**other: Any) -> Any:
+    """vLLM's settings for drafts, as they are supported."""
+    plain = {
+        "method": "ngram_gpu", "num_speculative_tokens": 3,
+        "num_speculative_tokens_per_batch_size": None,
+    }  # fmt: skip
+    return SimpleNamespace(**plain | other)
+
+
 SPOILT: list[tuple[str, Any, str]] = [
     ("model_config.dtype", torch.float16, "dtype"),
     ("model_config.quantization", None, "MXFP4"),
@@ -224,8 +331,9 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("cache_config.mamba_ssm_cache_dtype", "bfloat16", "float32"),
     ("load_config.load_format", "dummy", "dummy"),
     ("lora_config", object(), "LoRA"),
-    ("speculative_config", object(), "speculative"),
+    ("speculative_config", _drafts(method="mtp"), "drafts by mtp"),
 ]
+"""Each alone is refused with one sentence."""
 
 
 def _spoil(config: Any, path: str, value: Any) -> None:
@@ -242,6 +350,57 @@ def test_each_setting_is_refused_with_its_own_sentence(
     _spoil(config, path, value)
     (reason,) = support.reasons(config)
     assert told in reason
+
+
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu"])
+@pytest.mark.parametrize("count", [1, 3, 7, 63])
+def test_drafts_that_read_nothing_of_the_model_are_served(
+    config: Any, method: str, count: int
+) -> None:
+    config.speculative_config = _drafts(method=method, num_speculative_tokens=count)
+    assert support.reasons(config) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        *[
+            ({"method": method}, f"drafts by {method}: only those that read nothing of the model")
+            for method in (
+                "mtp", "eagle", "eagle3", "dspark", "dflash", "extract_hidden_states",
+                "draft_model", "custom_class", "suffix",
+            )
+        ],
+        ({"num_speculative_tokens": 64}, "64 drafts: a request has more than 64 rows"),
+        (
+            {"num_speculative_tokens_per_batch_size": [(1, 4, 3), (5, 8, 1)]},
+            "num_speculative_tokens_per_batch_size",
+        ),
+    ],
+)  # fmt: skip
+def test_other_drafts_are_refused_with_a_sentence(
+    config: Any, other: dict[str, Any], told: str
+) -> None:
+    config.speculative_config = _drafts(**other)
+    (reason,) = support.reasons(config)
+    assert told in reason
+
+
+def test_drafts_on_several_ranks_are_refused(config: Any) -> None:
+    config.additional_config = ON | {"fasttrack_table": "measured"}
+    config.parallel_config.tensor_parallel_size = 2
+    config.model_config.hf_text_config.moe_intermediate_size *= 2
+    config.speculative_config = _drafts()
+    (reason,) = support.reasons(config)
+    assert "drafts with tensor parallelism of size 2" in reason
+
+
+def test_recovered_states_are_refused_with_drafts_too(config: Any) -> None:
+    """vLLM keeps one state of a request then, and folds accepted rows in behind the step."""
+    config.speculative_config = _drafts()
+    config.cache_config.use_replayssm = True
+    (reason,) = support.reasons(config)
+    assert "use_replayssm" in reason
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])

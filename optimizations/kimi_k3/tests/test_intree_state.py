@@ -20,6 +20,8 @@ pytestmark = pytest.mark.engine
 
 from vllm.config import CUDAGraphMode  # noqa: E402
 
+from kimi_k3.intree.evidence import writes_of  # noqa: E402
+
 BASE = "vllm.models.kimi_k3.nvidia.model_state"
 
 
@@ -96,7 +98,9 @@ def test_launches_are_prepared_once_caches_are_bound(hooked: Any) -> None:
 
 def test_what_a_step_writes_is_noted_where_somebody_can_ask(hooked: Any) -> None:
     hooked.state._asked = True
-    kda = SimpleNamespace(non_spec_state_indices_tensor=torch.tensor([5, 6, 7, 0]))
+    kda = SimpleNamespace(
+        num_spec_decodes=0, non_spec_state_indices_tensor=torch.tensor([5, 6, 7, 0])
+    )
     slots = torch.tensor([[-1] * 4, [768, 769, 1536, -1]])
     groups = [SimpleNamespace(layer_names=[name]) for name in ("kda", "mla")]
     told = {"kda": kda, "mla": SimpleNamespace()}
@@ -110,3 +114,44 @@ def test_what_a_step_writes_is_noted_where_somebody_can_ask(hooked: Any) -> None
     slots.zero_()
     assert (rows, graph) == (3, 4)
     assert states.tolist() == [5, 6, 7] and written.tolist() == [768, 769, 1536]
+
+
+KDA, MLA = (SimpleNamespace(layer_names=[name]) for name in ("kda", "mla"))
+
+
+@pytest.mark.parametrize(
+    ("drafted", "plain", "requests", "tokens", "states"),
+    [
+        # Two requests verify three rows each in a graph for three: every row has its own state.
+        (2, None, 2, 6, [5, 6, 7, 8, 9, 10]),
+        # Beside them two that do not, as vLLM tells them apart outside graphs.
+        (2, [11, 12], 4, 8, [5, 6, 7, 8, 9, 10, 11, 12]),
+        (0, [11, 12, 0], 2, 2, [11, 12]),
+    ],
+    ids=["verifications", "both", "decodes"],
+)
+def test_a_verification_writes_a_state_of_every_row(
+    drafted: int, plain: list[int] | None, requests: int, tokens: int, states: list[int]
+) -> None:
+    kda = SimpleNamespace(
+        num_spec_decodes=drafted,
+        spec_state_indices_tensor=torch.tensor([[5, 6, 7], [8, 9, 10], [0, 0, 0]]),
+        non_spec_state_indices_tensor=None if plain is None else torch.tensor(plain),
+    )
+    slots = torch.stack([torch.full((9,), -1), torch.arange(100, 109)])
+    told = {"kda": kda, "mla": SimpleNamespace()}
+    (wrote,), (rows,) = writes_of([KDA, MLA], told, slots, requests, tokens)
+    assert wrote.tolist() == states
+    assert rows.tolist() == list(range(100, 100 + tokens))
+
+
+def test_a_verification_is_noted_with_the_rows_of_its_graph(hooked: Any) -> None:
+    """Three requests of four rows each in a graph for four of them: sixteen rows."""
+    seen: list[Any] = []
+    hooked.state.language_model.note = lambda facts, graph, *_: seen.append((facts, graph))
+    batch = _batch(16)
+    batch.num_scheduled_tokens *= 4
+    hooked.state.preprocess_state(batch)
+    hooked.state.prepare_attn(batch, CUDAGraphMode.FULL)
+    ((facts, graph),) = seen
+    assert graph == 16 and facts.verify_tokens == 4 and facts.verify_rows == facts.requests == 3
