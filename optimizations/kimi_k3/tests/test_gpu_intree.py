@@ -210,6 +210,48 @@ def test_through_mailboxes_the_next_site_takes_what_a_call_gives(moe: Moe, batch
     moe.shared.ranks.wait()
 
 
+@pytest.mark.parametrize(("requests", "idle"), [(1, 0), (2, 0), (2, 1), (8, 0), (8, 3)])
+@pytest.mark.parametrize("each", [4, 8])
+def test_rows_of_a_verification_are_what_each_is_alone(
+    moe: Moe, requests: int, idle: int, each: int
+) -> None:
+    """A layer in a graph: mix sites and experts of ours around attention in vLLM's place, whose
+    rows see those of their request before them. Then one row without its request."""
+    torch.manual_seed(1)
+    norm = SimpleNamespace(weight=torch.ones(HIDDEN, device="cuda"), variance_epsilon=1e-5)
+    before, behind = (MixSite(norm, _linear(1, HIDDEN), norm, 2, 1, "add", False) for _ in "ab")
+    batch, real = requests * each, (requests - idle) * each
+    first, bank = _norm(torch.randn(batch, HIDDEN, device="cuda")), _weight(batch, 2, HIDDEN)
+    rows = torch.full((1,), real, dtype=torch.int32, device="cuda")
+
+    def attention(x: Tensor) -> Tensor:
+        seen = x.float().view(requests, each, HIDDEN).cumsum(1)
+        return seen.bfloat16().view(batch, HIDDEN)
+
+    def step() -> tuple[Tensor, Tensor]:
+        prefix = first.clone()
+        seen = attention(before(prefix, torch.zeros_like(first), bank, early=False))
+        x = behind(prefix, seen, bank, early=True)
+        return seen, moe(x, rows, True, batch <= 8)
+
+    _, eager = (one.clone() for one in step())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        seen, out = step()
+    for _ in range(REPLAYS):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, eager)
+    alone = torch.ones(1, dtype=torch.int32, device="cuda")
+    for row in {0, each - 1, real - each, real - 1}:
+        at = slice(row, row + 1)
+        x = behind(first[at].clone(), seen[at], bank[at], early=True)
+        single = moe(x, alone, True, True).float()
+        assert float((out[at].float() - single).norm() / single.norm()) < 1e-2
+    moe.shared.front.check()
+
+
 @pytest.mark.parametrize(
     ("dtype", "ranks", "served"),
     [("auto", 1, True), ("bfloat16", 1, True), ("fp8", 1, False), ("auto", 2, False)],
