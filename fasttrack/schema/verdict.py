@@ -348,7 +348,7 @@ REASONS: dict[str, Explanation] = {
         "Read the reasons in the path log: a fallback condition held.",
     ),
     "PATH-PREFILL": Explanation(
-        "A step with prefill tokens did not run the stock path.",
+        "A step with prefill tokens, more than one of some request, did not run the stock path.",
         "The claim covers pure decode; plan() must fall back.",
     ),
     "PATH-BASE": Explanation(

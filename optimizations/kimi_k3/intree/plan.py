@@ -67,6 +67,8 @@ TABLES: Mapping[Table, Mapping[Op, int]] = {"shipped": LARGEST, "measured": MEAS
 
 NO_GRAPH = Plan("stock", "not in a full CUDA graph")
 OTHER_GRAPH = Plan("stock", "graph captured stock")
+LAST_TOKENS = Plan("specialised", "last token of a prompt in a decode graph")
+"""vLLM takes a request that brings the one missing token of a prompt for a decode."""
 
 
 def graphs(sizes: Iterable[int], requests: int, each: int = 1) -> tuple[int, ...]:
@@ -101,9 +103,10 @@ def plan(
     """Name the path a step takes. `captured`: rows of graphs that have launches of ours; `graph`:
     the rows of the full graph that the engine replays for the step, None if it replays none.
 
-    Stock is everything but a step of decodes, or one in which every request verifies equally many
-    tokens, in a graph that was captured specialised: prefill, mixed steps, drafts of some requests
-    only, eager and piecewise steps, more rows than the largest graph.
+    The graph is what runs, so it decides, whatever the engine replays it for: steps of decodes, and
+    such in which every request verifies equally many tokens. Everything else is stock: prefill,
+    mixed steps, drafts of some requests only, eager and piecewise steps, more rows than the largest
+    graph.
     """
     if facts is None:
         return PROFILE
@@ -111,12 +114,12 @@ def plan(
         return SWITCHED_OFF
     if not facts.requests:
         return EMPTY
+    if graph in captured:
+        if facts.prefill_rows:
+            return LAST_TOKENS
+        return VERIFIED if facts.verify_rows else DECODE
     if facts.verify_rows and not facts.verify_tokens:
         return VERIFY
     if facts.prefill_rows:
         return MIXED if facts.decode_rows else PREFILL
-    if graph is None:
-        return NO_GRAPH
-    if graph not in captured:
-        return OTHER_GRAPH
-    return VERIFIED if facts.verify_rows else DECODE
+    return NO_GRAPH if graph is None else OTHER_GRAPH

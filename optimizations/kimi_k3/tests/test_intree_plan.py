@@ -171,6 +171,7 @@ def test_with_drafts_all_other_forwards_are_vllms(verifying: Capture, steps: lis
 # ---- the path of a step --------------------------------------------------------------------------
 
 DECODE = StepFacts(requests=3, tokens=3, decode_rows=3, verify_rows=0)
+RAN = ("pure decode", "uniform draft verification", "last token of a prompt in a decode graph")
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,14 @@ DECODE = StepFacts(requests=3, tokens=3, decode_rows=3, verify_rows=0)
         (StepFacts(2, 8, 0, 2, 4), "latency_specialized", 8, "uniform draft verification"),
         (StepFacts(2, 8, 0, 2, 4), "latency_specialized", None, "not in a full CUDA graph"),
         (StepFacts(2, 8, 0, 2, 4), "latency_specialized", 16, "graph captured stock"),
-        (StepFacts(2, 6, 0, 2), "latency_specialized", 8, "draft verification"),
+        (StepFacts(2, 6, 0, 2), "latency_specialized", None, "draft verification"),
+        (
+            StepFacts(2, 2, 1, 0),
+            "latency_specialized",
+            2,
+            "last token of a prompt in a decode graph",
+        ),
+        (StepFacts(2, 2, 1, 0), "latency_specialized", 64, "prefill and decode mixed"),
         (StepFacts(2, 5, 1, 1), "latency_specialized", None, "draft verification"),
         (StepFacts(0, 0, 0, 0), "latency_specialized", 4, "no rows"),
         (None, "latency_specialized", 4, "no request metadata"),
@@ -196,8 +204,7 @@ def test_every_step_has_a_path_and_a_reason(
 ) -> None:
     found = plan.plan(facts, switch, {1, 2, 4, 8}, graph)
     assert found.reason == reason
-    ours = ("pure decode", "uniform draft verification")
-    assert (found.path == "specialised") == (reason in ours)
+    assert (found.path == "specialised") == (graph in {2, 4, 8} and reason in RAN)
 
 
 def _batch(lengths: list[int], prefilling: list[bool]) -> Any:

@@ -86,6 +86,20 @@ def test_drafts_may_count_as_prefill_in_the_log() -> None:
     assert judge(candidate([(2, 0), (6, 0)], steps=steps)).reason == "PATH-MISMATCH"
 
 
+def test_a_prompts_last_token_may_run_specialised_and_is_told() -> None:
+    # A decode and a last token: two requests, two tokens. With 17 tokens it is prefill.
+    scheduled = [(0, 31), (1, 1), (2, 0)]
+    for prefill, state in ((1, State.PASS), (16, State.FAIL)):
+        scheduled[1] = 1, prefill
+        steps = [zoo.path_step("candidate", d, p, n) for n, (d, p) in enumerate(scheduled)]
+        last = {"path": "specialised", "requests": 2}
+        steps[1] = zoo.path_step("candidate", 1, prefill, 1, **last)
+        verdict = judge(candidate(scheduled, steps=steps))
+        assert verdict.state is state
+        said = "2 steps with prefill, all stock but 1 of last tokens"
+        assert verdict.reason == "PATH-PREFILL" if prefill > 1 else said in verdict.detail
+
+
 def test_a_specialised_step_nobody_confirmed_still_counts_against_base() -> None:
     steps = [zoo.path_step("base", 1, 0, 0), zoo.path_step("base", 1, 0, 1, path="specialised")]
     verdict = judge(zoo.path("features", "base", [(1, 0)], steps=steps))
