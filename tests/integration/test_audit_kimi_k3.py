@@ -17,7 +17,8 @@ from fasttrack.rules.hoist import finding_among
 @pytest.mark.slow
 @pytest.mark.cute
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_103a"])
+# sm_103a has the instructions of sm_100a; the kernels stage compiles and audits for it too.
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_every_kernel_compiles_and_waits(arch: str, cute: Path, repo: Path) -> None:
     folder = repo / "optimizations" / "kimi_k3"
     plugin = load(folder).claim.plugin
