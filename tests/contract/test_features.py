@@ -60,7 +60,7 @@ def observe(feature: Feature, arm: Arm, seed: int = 0, **changes: Any) -> Facts:
         )
 
     control = measure(probe(AS_TARGETED))
-    mine = probe(feature.variant)
+    mine = probe(feature.boot(chosen.target))
     mine.control = control
     facts: Facts = json.loads(json.dumps(watch(feature, mine)))
     assert mine.paths and {path.cell for path in mine.paths} == {f"features/{feature.name}"}

@@ -47,8 +47,9 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     stage = _Stage(setting, arm, base, [], {})
     chosen = [f for f in registry() if not setting.cell or fnmatch(f.name, setting.cell)]
     control = Control()
-    for variant in dict.fromkeys((AS_TARGETED.name, *(f.variant.name for f in chosen))):
-        control = stage.session([f for f in chosen if f.variant.name == variant], control)
+    boots = {feature.name: feature.boot(setting.target) for feature in chosen}
+    for variant in dict.fromkeys((AS_TARGETED.name, *(boot.name for boot in boots.values()))):
+        control = stage.session([f for f in chosen if boots[f.name].name == variant], control)
     if arm == "base":
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(stage.facts))
@@ -70,7 +71,7 @@ class _Stage:
 
         An engine that refuses a variant offers none of its features.
         """
-        variant = features[0].variant if features else AS_TARGETED
+        variant = features[0].boot(self.setting.target) if features else AS_TARGETED
         name = "-".join(filter(None, ("features", self.arm, variant.name)))
         paths: list[PathRecord] = []
         ready = False

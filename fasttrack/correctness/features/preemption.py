@@ -18,7 +18,8 @@ from fasttrack.engine.base import Request
 from fasttrack.engine.setting import Variant
 from fasttrack.schema import Check
 
-SMALL = Variant("small_cache", {"num_gpu_blocks_override": 48, "max_model_len": 512})
+# Blocks of 16 tokens still hold one request of this length, and one of 768 is shorter than it.
+SMALL = Variant("small_cache", {"num_gpu_blocks_override": 52, "max_model_len": 800})
 REQUESTS = 28
 TOKENS = 16
 BEFORE = 6
@@ -27,11 +28,9 @@ BEFORE = 6
 
 def observe(probe: Probe) -> Facts:
     """More requests than the cache holds, together and one by one."""
-    told = probe.session.info.fingerprint.get("block_size")
-    block = told if isinstance(told, int) else 128
-    blocks = max(1, 128 // block)
+    blocks = max(1, 128 // probe.block)
     requests = [
-        Request(prompt=probe.prompt(blocks * block - BEFORE, i), sampling=greedy(TOKENS))
+        Request(prompt=probe.prompt(blocks * probe.block - BEFORE, i), sampling=greedy(TOKENS))
         for i in range(REQUESTS)
     ]
     made = probe.ask_all(requests)

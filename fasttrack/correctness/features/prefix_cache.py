@@ -16,16 +16,23 @@ from fasttrack.correctness.features.probe import (
     same_as_base,
 )
 from fasttrack.engine.base import Request
-from fasttrack.schema import Check
+from fasttrack.engine.setting import Variant
+from fasttrack.schema import Check, Target
 
+CACHING = Variant("prefix_caching", {"enable_prefix_caching": True})
 TOKENS = 16
+
+
+def _off(target: Target) -> bool:
+    return target.engine_args.get("enable_prefix_caching") is False
 
 
 def observe(probe: Probe) -> Facts:
     """A long prompt, the same again, after and beside others, and after a reset."""
     if probe.session.info.fingerprint.get("prefix_caching") is False:
-        raise Refused("prefix caching is off on this target")
-    length = min(400, probe.room - 2 * TOKENS - 1)
+        raise Refused("the engine does not cache prefixes")
+    # Only whole blocks are cached.
+    length = min(max(400, probe.block * 3 // 2), probe.room - 2 * TOKENS - 1)
     request = Request(prompt=probe.prompt(length), sampling=greedy(TOKENS))
     (cold,) = probe.ask([request])
     (warm,) = probe.ask([request])
@@ -59,4 +66,4 @@ def checks(facts: Facts, base: Facts | None) -> Sequence[Check]:
     ]
 
 
-FEATURE = Feature("prefix_cache", observe, checks)
+FEATURE = Feature("prefix_cache", observe, checks, CACHING, where=_off)

@@ -77,6 +77,12 @@ class Probe:
         told = self.session.info.fingerprint.get("max_model_len")
         return told if isinstance(told, int) else self.target.max_model_len
 
+    @property
+    def block(self) -> int:
+        """Tokens of a cache block, which engines choose by their caches: 16 to several hundred."""
+        told = self.session.info.fingerprint.get("block_size")
+        return told if isinstance(told, int) else 128
+
     def ask(self, requests: Sequence[Request]) -> tuple[Answer, ...]:
         """Generate, and keep the path evidence."""
         return self.ask_all(requests).answers
@@ -121,6 +127,12 @@ class Feature:
     variant: Variant = AS_TARGETED
     last: bool = False
     """Whether it looks back at what the session's other features did."""
+    where: Callable[[Target], bool] = lambda target: True
+    """Targets that need the variant; others are booted as they are."""
+
+    def boot(self, target: Target) -> Variant:
+        """What it needs of a target."""
+        return self.variant if self.where(target) else AS_TARGETED
 
 
 def watch(feature: Feature, probe: Probe) -> Facts:

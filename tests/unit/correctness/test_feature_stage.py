@@ -37,11 +37,31 @@ def test_both_arms(tmp_path: Path) -> None:
     assert len(by_name(mine)["logprobs"].checks) > len(by_name(base)["logprobs"].checks)
     for records, arm in ((base, "base"), (mine, "candidate")):
         sessions = {r.variant: r for r in records if isinstance(r, SessionRecord)}
-        assert set(sessions) == {feature.variant.name for feature in features.registry()}
+        target = setting(tmp_path).target
+        assert set(sessions) == {feature.boot(target).name for feature in features.registry()}
         assert {(r.stage, r.arm) for r in sessions.values()} == {("features", arm)}
         paths = [r for r in records if isinstance(r, PathRecord)]
         assert {path.cell.removeprefix("features/") for path in paths} == NAMES | {"control"}
         assert {path.session for path in paths} == {r.session for r in sessions.values()}
+
+
+def test_prefixes_are_cached_by_a_boot_of_their_own_where_the_target_does_not(
+    tmp_path: Path,
+) -> None:
+    (feature,) = (one for one in features.registry() if one.name == "prefix_cache")
+    target = setting(tmp_path).target
+    without = target.model_copy(update={"engine_args": {"enable_prefix_caching": False}})
+    assert feature.boot(target).name == ""
+    assert feature.boot(without).engine_args == {"enable_prefix_caching": True}
+
+
+def test_caches_that_cannot_be_looked_at_leave_the_logits_to_look_at() -> None:
+    (feature,) = (one for one in features.registry() if one.name == "finite")
+    blind = {"ids": [], "gaps": [], "nan_logits": 0, "caches": None, "null": None, "tolerance": 0.0}
+    seen = blind | {"caches": 0, "null": 0}
+    for facts, base, holds in ((blind, blind, True), (seen, seen, True), (blind, seen, False)):
+        assert all(check.holds for check in feature.checks(facts, base)) is holds
+    assert not all(check.holds for check in feature.checks(blind | {"nan_logits": 1}, blind))
 
 
 def test_the_candidate_is_never_compared_with_nothing(tmp_path: Path) -> None:
