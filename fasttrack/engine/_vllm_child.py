@@ -30,7 +30,13 @@ from fasttrack.engine._vllm_requests import Collected, forcing, parameters
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.code import mapped
 from fasttrack.engine.serve import Coded, serve
-from fasttrack.engine.vllm_arguments import COMMON, of_target
+from fasttrack.engine.vllm_arguments import (
+    CLAIMED_ENTRY,
+    CLAIMED_EXTENSION,
+    COMMON,
+    RANK_EXTENSION,
+    of_target,
+)
 from fasttrack.schema import EngineStep, PathStep, Target
 from fasttrack.schema.claim import Plugin
 
@@ -321,8 +327,8 @@ class Backend:
         """Leave the claim's names where the processes of ranks find them: forked from this one they
         have its modules, started anew they have its environment."""
         if self._plugin:
-            os.environ["FASTTRACK_CLAIMED_EXTENSION"] = self._plugin.worker_extension or ""
-            os.environ["FASTTRACK_CLAIMED_ENTRY"] = self._plugin.entry or ""
+            os.environ[CLAIMED_EXTENSION] = self._plugin.worker_extension or ""
+            os.environ[CLAIMED_ENTRY] = self._plugin.entry or ""
         try:
             from fasttrack.engine import _vllm_rank  # noqa: F401
         except (ImportError, AttributeError) as error:
@@ -447,7 +453,7 @@ class Backend:
             }
         arguments = of_target(target, self._plugin, additional_config, checkpoint)
         if self._observes_ranks:
-            arguments["worker_extension_cls"] = "fasttrack.engine._vllm_rank.Extension"
+            arguments["worker_extension_cls"] = RANK_EXTENSION
         if self._forces:
             arguments |= forcing()
         return arguments

@@ -21,26 +21,23 @@ from typing import Any
 import torch
 
 from fasttrack.engine._vllm_evidence import CannotWatch, Entry, StateWatch, names
-
-CLAIMED = "FASTTRACK_CLAIMED_EXTENSION"
-ENTRY = "FASTTRACK_CLAIMED_ENTRY"
-"""Environment: the claim's worker extension and its entry; empty for none."""
+from fasttrack.engine.vllm_arguments import CLAIMED_ENTRY, CLAIMED_EXTENSION
 
 
 def _claimed() -> type:
     """The claim's extension; an empty one where it has none, or where nobody named it."""
-    module, _, name = os.environ.get(CLAIMED, "").rpartition(".")
+    module, _, name = os.environ.get(CLAIMED_EXTENSION, "").rpartition(".")
     found: type = getattr(import_module(module), name) if module else object
     return found
 
 
 def _wrapped() -> Entry | None:
     """The claim's entry, which tells its device once the rank has one."""
-    if not os.environ.get(ENTRY):
+    if not os.environ.get(CLAIMED_ENTRY):
         return None
     from vllm.v1.worker.gpu_worker import Worker
 
-    entry, plain = Entry(os.environ[ENTRY], flag=False), Worker.load_model
+    entry, plain = Entry(os.environ[CLAIMED_ENTRY], flag=False), Worker.load_model
 
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         entry.prepare(self.device)

@@ -12,6 +12,10 @@ from typing import Any
 from fasttrack.schema import Target
 from fasttrack.schema.claim import Plugin
 
+CLAIMED_EXTENSION = "FASTTRACK_CLAIMED_EXTENSION"
+CLAIMED_ENTRY = "FASTTRACK_CLAIMED_ENTRY"
+"""Environment of a rank's process that is looked at: what the claim names, empty for nothing."""
+RANK_EXTENSION = "fasttrack.engine._vllm_rank.Extension"
 COMMON: Mapping[str, Any] = {"enforce_eager": True, "seed": 0, "disable_log_stats": True}
 
 

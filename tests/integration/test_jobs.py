@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,14 @@ def running(folder: Path) -> list[str]:
     return found
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """It is heard here, also where whoever started the tests does not listen to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_records_and_verdicts_are_those_of_engines_that_run_alone(tmp_path: Path) -> None:
     for name in ("alone", "beside"):
         (tmp_path / name).mkdir()
@@ -145,7 +154,7 @@ def test_one_that_fails_stops_the_others_and_keeps_what_was_finished(tmp_path: P
     assert not running(tmp_path)
 
 
-def test_a_run_goes_on_with_another_number_of_jobs(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_jobs(tmp_path: Path, ctrl_c: None) -> None:
     optimization(tmp_path)
     few = ("--skip", "features", "--skip", "evals")
 
