@@ -96,6 +96,7 @@ def test_longer_and_larger_cells_are_dearer() -> None:
 
 
 def test_what_a_smaller_tier_drops_is_named() -> None:
-    assert plan.dropped(Tier.FULL, Tier.FULL) == []
-    told = plan.dropped(Tier.FULL, Tier.SMOKE)
+    full, smoke = plan.TIERS[Tier.FULL], plan.TIERS[Tier.SMOKE]
+    assert plan.dropped(full, full) == []
+    told = plan.dropped(full, smoke)
     assert "blocks: 2 instead of 6" in told
