@@ -202,7 +202,8 @@ class Backend:
         from fasttrack.engine import _vllm_timeline
 
         if self._observes_ranks:
-            return self._evidence_of_ranks(requests, trace, state, watermark, timeline)
+            asked = {"trace": trace, "state": state, "watermark": watermark}
+            return self._evidence_of_ranks(requests, asked, timeline)
         runner = self._llm.collective_rpc(_runner)[0]
         watch, problem = None, ""
         if state:
@@ -248,17 +249,11 @@ class Backend:
         }
 
     def _evidence_of_ranks(
-        self,
-        requests: Sequence[dict[str, Any]],
-        trace: bool,
-        state: bool,
-        watermark: bool,
-        timeline: bool,
+        self, requests: Sequence[dict[str, Any]], asked: Mapping[str, bool], timeline: bool
     ) -> dict[str, Any]:
         """The same where the model runs in other processes, each of which looks at itself."""
         from fasttrack.engine import _vllm_rank
 
-        asked = {"trace": trace, "state": state, "watermark": watermark}
         self._llm.collective_rpc(_vllm_rank.begin, args=(asked,))
         try:
             generation = self.generate(requests, None)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from fasttrack.correctness.features.control import measure
 from fasttrack.correctness.features.probe import Control, Facts, Feature, Probe, Refused, watch
-from fasttrack.engine.setting import AS_TARGETED, Setting, path_record
+from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
 from fasttrack.errors import RunError
 from fasttrack.schema import Arm, FeatureRecord, PathRecord, Record
 
@@ -47,9 +47,10 @@ def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     stage = _Stage(setting, arm, base, [], {})
     chosen = [f for f in registry() if not setting.cell or fnmatch(f.name, setting.cell)]
     control = Control()
-    boots = {feature.name: feature.boot(setting.target) for feature in chosen}
-    for variant in dict.fromkeys((AS_TARGETED.name, *(boot.name for boot in boots.values()))):
-        control = stage.session([f for f in chosen if boots[f.name].name == variant], control)
+    boots = [AS_TARGETED, *(feature.boot(setting.target) for feature in chosen)]
+    for variant in {boot.name: boot for boot in boots}.values():
+        mine = [f for f in chosen if f.boot(setting.target) == variant]
+        control = stage.session(variant, mine, control)
     if arm == "base":
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(stage.facts))
@@ -66,12 +67,11 @@ class _Stage:
     records: list[Record]
     facts: dict[str, Facts]
 
-    def session(self, features: Sequence[Feature], control: Control) -> Control:
+    def session(self, variant: Variant, features: Sequence[Feature], control: Control) -> Control:
         """Features of one variant in one session; the first session measures the control.
 
         An engine that refuses a variant offers none of its features.
         """
-        variant = features[0].boot(self.setting.target) if features else AS_TARGETED
         name = "-".join(filter(None, ("features", self.arm, variant.name)))
         paths: list[PathRecord] = []
         ready = False
