@@ -124,15 +124,22 @@ def run(command: Callable[..., Any], arguments: list[str]) -> int:
         _show(usage, verbose=verbose, as_json=as_json)
         return usage.exit_status
     except (KeyboardInterrupt, typer.Abort):
-        stopped = Interrupted("RUN-001", "interrupted", next_step="repeat the command")
+        stopped = _interrupted()
         _show(stopped, verbose=verbose, as_json=as_json)
         return stopped.exit_status
     except BrokenPipeError:
         return EXIT_CRASH
     except Exception as error:
         crash = FasttrackError("INT-001", f"{type(error).__name__}: {error}")
-        _show(crash, verbose=verbose, as_json=as_json)
-        return EXIT_CRASH
+        # Python turns Ctrl-C in the middle of an import into a RuntimeError, if a class is just
+        # being made.
+        ended = _interrupted() if isinstance(error.__cause__, KeyboardInterrupt) else crash
+        _show(ended, verbose=verbose, as_json=as_json)
+        return ended.exit_status
+
+
+def _interrupted() -> Interrupted:
+    return Interrupted("RUN-001", "interrupted", next_step="repeat the command")
 
 
 def _show(error: FasttrackError, *, verbose: bool, as_json: bool) -> None:

@@ -2,7 +2,8 @@
 
 `engine_args.fake` keys: `speedup` (candidate's decode, default 1.0), `noise_percent` (per session
 and per step, default 0.5), or `noise` = ``recorded`` for that of a real machine, its `seed`,
-`fault`, one of `FAULTS`, and `fault_arm` (default candidate, or ``both``).
+`fault`, one of `FAULTS`, `fault_arm` (default candidate, or ``both``), and `boot_s`, seconds that a
+boot really takes (default 0).
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Backend:
         """Boot; see the module docstring for faults."""
         self._target = Target.model_validate(target)
         options = dict(self._target.engine_args.get("fake", {}))
+        time.sleep(float(options.get("boot_s", 0)))
         fault = options.get("fault")
         if fault is not None and fault not in FAULTS:
             raise Coded("ENG-001", f"no fault {fault!r} to plant; there is {', '.join(FAULTS)}")

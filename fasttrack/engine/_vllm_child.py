@@ -63,6 +63,10 @@ NEIGHBOUR = {
 class Backend:
     """One vLLM engine in this process."""
 
+    # As it is where `start` of a subclass has no such thing.
+    _forces = False
+    _observes_ranks = False
+
     def __init__(self) -> None:
         self.mark: Callable[[int], None] = lambda number: None
 

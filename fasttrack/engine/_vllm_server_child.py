@@ -57,7 +57,6 @@ class Server(Backend):
         """
         self._target = Target.model_validate(target)
         self._plugin = Plugin.model_validate(plugin) if plugin else None
-        self._forces = False
         os.environ["VLLM_PLUGINS"] = ",".join(self._plugin.vllm_plugins if self._plugin else ())
         if self._plugin:
             self._import_plugin(self._plugin)

@@ -45,6 +45,16 @@ def test_every_way_out_has_a_status(raised: BaseException, status: int) -> None:
     assert run(raised, "command") == status
 
 
+def test_ctrl_c_while_a_class_is_made_is_ctrl_c() -> None:
+    """Python raises a RuntimeError then: half a second of imports is full of such moments."""
+
+    class Late:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    assert common.run(lambda **_: type("Made", (), {"late": Late()}), ["command"]) == 130
+
+
 @pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3), (True, 1)])
 def test_a_command_s_own_status(returned: Any, status: int) -> None:
     assert run(None, returns=returned) == status
