@@ -9,16 +9,14 @@ Tried with vLLM 0.32.0 on a CPU, and with 0.33.0 on a GPU with its second model 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import os
 import resource
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import distributions, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,9 @@ from pydantic import ValidationError
 
 from fasttrack.engine import _vllm_device
 from fasttrack.engine._vllm_caches import scan
+from fasttrack.engine._vllm_fingerprint import fingerprint
 from fasttrack.engine._vllm_requests import Collected, forcing, parameters
+from fasttrack.engine._vllm_steps import Steps
 from fasttrack.engine.base import Answer, Generation, Request, SessionInfo
 from fasttrack.engine.code import mapped
 from fasttrack.engine.serve import Coded, serve
@@ -42,7 +42,6 @@ from fasttrack.schema.claim import Plugin
 
 CLOCK = time.perf_counter
 """Bound before any plugin is loaded: replacing the function in `time` changes nothing here."""
-TESTED = ("0.32.0", "0.33.0")
 OBSERVED = "FASTTRACK_OBSERVED"
 """Set by the path stage: the claim's entry is to be wrapped."""
 NEIGHBOUR = {
@@ -117,11 +116,7 @@ class Backend:
         except Exception as error:
             raise _start_error(error) from error
         self._engine: Any = self._llm.llm_engine
-        self._scheduled: list[tuple[int, int]] = []
-        self._contexts: list[int] = []
-        self._drafted: list[int] = []
-        self._seen: Counter[str] = Counter()
-        self._watch_scheduler()
+        self._steps = Steps(self._engine.engine_core.engine_core.scheduler)
         self._llm.collective_rpc(_vllm_device.install)
         self._count = 0
         evidence = self._evidence()
@@ -155,10 +150,7 @@ class Backend:
         asked = [Request.model_validate(request) for request in requests]
         names = [f"r{self._count + index}" for index in range(len(asked))]
         self._count += len(asked)
-        self._scheduled.clear()
-        self._contexts.clear()
-        self._drafted.clear()
-        self._seen.clear()
+        self._steps.clear()
         self._device_s()
         try:
             answers, steps, emitted = self._run(
@@ -175,22 +167,22 @@ class Backend:
         scheduler = self._engine.engine_core.engine_core.scheduler
         return Generation(
             answers=answers,
-            preemptions=self._seen["preempted"],
-            nan_logits=self._seen["nan"],
-            draft_tokens=self._seen["drafted"],
-            accepted_tokens=self._seen["accepted"],
+            preemptions=self._steps.seen["preempted"],
+            nan_logits=self._steps.seen["nan"],
+            draft_tokens=self._steps.seen["drafted"],
+            accepted_tokens=self._steps.seen["accepted"],
             left=sum(scheduler.get_request_counts()),
             cache_usage=scheduler.get_kv_cache_usage(),
             steps=tuple(steps),
             emitted=tuple(emitted),
-            contexts=tuple(self._contexts[: len(steps)]),
+            contexts=tuple(self._steps.contexts[: len(steps)]),
             device_s=tuple(map(device_s.get, range(len(steps)))) if device_s else (),
             path=tuple(
                 PathStep.model_validate(entry)
                 for entry in evidence.get("log", ())
                 if entry["path"] != "profile"
             ),
-            drafted=tuple(self._drafted),
+            drafted=tuple(self._steps.drafted),
         ).json_value()
 
     def evidence(
@@ -205,51 +197,36 @@ class Backend:
         from fasttrack.engine import _vllm_evidence as observe
         from fasttrack.engine import _vllm_timeline
 
+        asked = {"trace": trace, "state": state, "watermark": watermark}
         if self._observes_ranks:
-            asked = {"trace": trace, "state": state, "watermark": watermark}
             return self._evidence_of_ranks(requests, asked, timeline)
         runner = self._llm.collective_rpc(_runner)[0]
-        watch, problem = None, ""
-        if state:
-            try:
-                watch = observe.StateWatch(runner)
-            except observe.CannotWatch as error:
-                problem = str(error)
-        traced: list[dict[str, int]] = []
+        seen = observe.Observation(runner, self._entry, **asked)
         step = self._engine.step
-        recorder = _vllm_timeline.Recorder(runner, self._scheduled) if timeline else None
+        recorder = _vllm_timeline.Recorder(runner, self._steps.scheduled) if timeline else None
 
         def observed() -> Any:
             if recorder:
                 return recorder.step(step)
             if not trace:
                 return step()
-            scheduled = len(self._scheduled)
+            scheduled = len(self._steps.scheduled)
             result, names = observe.names(step)
-            traced.extend([names] * (len(self._scheduled) - scheduled))
+            seen.names.extend([names] * (len(self._steps.scheduled) - scheduled))
             return result
 
-        calls = self._entry.calls if self._entry else 0
         with contextlib.ExitStack() as stack:
-            if watch:
-                stack.enter_context(watch.watching())
+            stack.enter_context(seen.watching())
             if recorder:
                 stack.enter_context(recorder.watching())
-            if watermark and self._entry:
-                stack.enter_context(self._entry.constant())
             self._engine.step = observed
             stack.callback(setattr, self._engine, "step", step)
             generation = self.generate(requests, None)
-        eager = bool(self._engine.vllm_config.model_config.enforce_eager)
+        drawn = recorder.seen() if recorder else None
         return {
             "generation": generation,
-            "entry_calls": self._entry.calls - calls if self._entry and eager else None,
-            "trace": traced,
-            "state": [one.json_value() for one in watch.steps] if watch else [],
-            "watched_blocks": watch.watched if watch else 0,
-            "blocks": watch.blocks if watch else 0,
-            "timeline": seen.json_value() if recorder and (seen := recorder.seen()) else None,
-            "problem": problem,
+            "timeline": drawn.json_value() if drawn else None,
+            **seen.told(),
         }
 
     def _evidence_of_ranks(
@@ -361,12 +338,12 @@ class Backend:
                 prompt = {"prompt_token_ids": list(request.prompt)}
                 self._engine.add_request(name, prompt, parameters(request))
                 idle = False
-            seen = len(self._scheduled)
+            seen = len(self._steps.scheduled)
             start = CLOCK()
             produced = self._engine.step()
             duration = CLOCK() - start
             # One entry per step is the rule; a step that scheduled nothing adds none.
-            for decode, prefill in self._scheduled[seen:]:
+            for decode, prefill in self._steps.scheduled[seen:]:
                 steps.append(
                     EngineStep(
                         start_s=start,
@@ -476,34 +453,6 @@ class Backend:
         except BaseException as error:
             raise Coded("ENG-002", f"{type(error).__name__}: {error}") from error
 
-    def _watch_scheduler(self) -> None:
-        """Record (decode tokens, prefill tokens) of every step from the scheduler's output."""
-        scheduler = self._engine.engine_core.engine_core.scheduler
-        schedule = scheduler.schedule
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            output = schedule(*args, **kwargs)
-            if output.total_num_scheduled_tokens:
-                if output.scheduled_spec_decode_tokens:
-                    self._drafted.append(len(self._scheduled))
-                self._scheduled.append(split(output, scheduler.requests))
-                self._contexts.append(_context(output))
-            self._seen["preempted"] += len(output.preempted_req_ids or ())
-            return output
-
-        scheduler.schedule = watched
-        update = scheduler.update_from_output
-
-        def updated(asked: Any, made: Any) -> Any:
-            self._seen["nan"] += sum((made.num_nans_in_logits or {}).values())
-            for name, drafts in asked.scheduled_spec_decode_tokens.items():
-                kept = made.sampled_token_ids[made.req_id_to_index[name]]
-                self._seen["drafted"] += len(drafts)
-                self._seen["accepted"] += max(0, len(kept) - 1)
-            return update(asked, made)
-
-        scheduler.update_from_output = updated
-
     def _device_s(self) -> dict[int, float]:
         """The device's seconds by index of the step, since the last time."""
         return _vllm_device.together(self._llm.collective_rpc(_vllm_device.read))
@@ -521,76 +470,9 @@ class Backend:
         return dict(ranks[0])
 
 
-def fingerprint(config: Any) -> dict[str, str | int | float | bool | None]:
-    """What decides the numbers of an engine of this configuration in this process."""
-    import torch
-    import vllm
-
-    return {
-        "engine": "vllm",
-        "vllm": vllm.__version__,
-        "vllm_tested": vllm.__version__.split("+")[0] in TESTED,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "timer": "perf_counter",
-        "device": str(config.device_config.device_type),
-        "dtype": str(config.model_config.dtype),
-        "max_model_len": config.model_config.max_model_len,
-        "max_num_seqs": config.scheduler_config.max_num_seqs,
-        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-        "chunked_prefill": bool(config.scheduler_config.enable_chunked_prefill),
-        "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-        "block_size": config.cache_config.block_size,
-        "kv_cache_dtype": str(config.cache_config.cache_dtype),
-        "enforce_eager": bool(config.model_config.enforce_eager),
-        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
-        "decode_context_parallel_size": config.parallel_config.decode_context_parallel_size,
-        "draft_tokens": config.speculative_config.num_speculative_tokens
-        if config.speculative_config
-        else 0,
-        "installed": _installed_digest(),
-    }
-
-
 def _runner(worker: Any) -> Any:
     """The model runner, where it lives in this process."""
     return worker.model_runner
-
-
-def split(output: Any, requests: Mapping[str, Any]) -> tuple[int, int]:
-    """(decode tokens, prefill tokens) of a scheduler output.
-
-    A row decodes when all of its prompt was computed before this step and it runs one token, or
-    one token and its drafts; everything else, recomputation after preemption included, is prefill.
-    """
-    computed = dict(
-        zip(
-            output.scheduled_cached_reqs.req_ids,
-            output.scheduled_cached_reqs.num_computed_tokens,
-            strict=True,
-        )
-    )
-    decode = prefill = 0
-    for name, tokens in output.num_scheduled_tokens.items():
-        drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
-        request = requests.get(name)
-        if (
-            name in computed
-            and request is not None
-            and computed[name] >= request.num_prompt_tokens
-            and tokens == 1 + drafts
-        ):
-            decode += tokens
-        else:
-            prefill += tokens
-    return decode, prefill
-
-
-def _context(output: Any) -> int:
-    """Tokens of context over the rows of a scheduler output, after its step."""
-    before = sum(output.scheduled_cached_reqs.num_computed_tokens)
-    before += sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
-    return int(before + output.total_num_scheduled_tokens)
 
 
 def _start_error(error: Exception) -> Coded:
@@ -613,15 +495,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
             inside = (item.get("ctx", {}).get("error") for item in chain.errors())
             yield from (cause for cause in inside if isinstance(cause, BaseException))
         chain = chain.__cause__ or chain.__context__
-
-
-def _sha(values: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(sorted(values)).encode()).hexdigest()
-
-
-def _installed_digest() -> str:
-    """Digest over name and version of every installed distribution."""
-    return _sha([f"{d.metadata['Name']}=={d.version}" for d in distributions()])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -240,6 +240,51 @@ class StateWatch:
                 differ = _bits(page.movedim(axis, 0)) != _bits(old.movedim(axis, 0))
                 found |= set(differ.any(1).nonzero()[:, 0].tolist())
         yield from sorted(found)
+
+
+class Observation:
+    """At one rank, for one call of the engine; `names` is for who can say when its steps run."""
+
+    def __init__(
+        self, runner: Any, entry: Entry | None, *, trace: bool, state: bool, watermark: bool
+    ) -> None:
+        """`runner`: the rank's model runner; `entry`: the claim's, as wrapped in its process."""
+        self.trace = trace
+        self.names: list[dict[str, int]] = []
+        """What a profiler saw in each step."""
+        self._entry = entry
+        self._eager = bool(runner.vllm_config.model_config.enforce_eager)
+        self._watermark = watermark
+        self._calls = entry.calls if entry else 0
+        self._watch: StateWatch | None = None
+        self._problem = ""
+        if state:
+            try:
+                self._watch = StateWatch(runner)
+            except CannotWatch as error:
+                self._problem = str(error)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Compare caches around steps inside, and give the entry's constant for its result."""
+        with ExitStack() as stack:
+            if self._watch:
+                stack.enter_context(self._watch.watching())
+            if self._watermark and self._entry:
+                stack.enter_context(self._entry.constant())
+            yield
+
+    def told(self) -> dict[str, Any]:
+        """What was seen, as `RankEvidence` has it."""
+        watch, entry = self._watch, self._entry
+        return {
+            "entry_calls": entry.calls - self._calls if entry and self._eager else None,
+            "trace": self.names,
+            "state": [one.json_value() for one in watch.steps] if watch else [],
+            "watched_blocks": watch.watched if watch else 0,
+            "blocks": watch.blocks if watch else 0,
+            "problem": self._problem,
+        }
 
 
 def _region(tensor: torch.Tensor) -> Region:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fasttrack.engine._vllm_evidence import CannotWatch, Entry, StateWatch, names
+from fasttrack.engine._vllm_evidence import Entry, Observation, names
 from fasttrack.engine.vllm_arguments import CLAIMED_ENTRY, CLAIMED_EXTENSION
 
 
@@ -51,73 +51,39 @@ _entry = _wrapped()
 Extension: type = type("Extension", (_claimed(),), {"__doc__": "The claim's, in a rank's process."})
 
 
-class Look:
-    """At one rank, for one call of the engine."""
+@contextlib.contextmanager
+def _traced(runner: Any, seen: list[dict[str, int]]) -> Iterator[None]:
+    """Names of every step with tokens go into `seen`."""
+    plain: Callable[..., Any] = runner.execute_model
 
-    def __init__(self, runner: Any, trace: bool, state: bool, watermark: bool) -> None:
-        self._runner = runner
-        self._trace = trace
-        self._watermark = watermark
-        self._watch: StateWatch | None = None
-        self._problem = ""
-        self._names: list[dict[str, int]] = []
-        self._calls = _entry.calls if _entry else 0
-        if state:
-            try:
-                self._watch = StateWatch(runner)
-            except CannotWatch as error:
-                self._problem = str(error)
-        self._stack = contextlib.ExitStack()
+    def execute(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scheduled.total_num_scheduled_tokens:
+            return plain(scheduled, *args, **kwargs)
+        result, found = names(lambda: plain(scheduled, *args, **kwargs))
+        seen.append(found)
+        return result
 
-    def begin(self) -> None:
-        """Watch every step from now on."""
-        if self._watch:
-            self._stack.enter_context(self._watch.watching())
-        if self._watermark and _entry:
-            self._stack.enter_context(_entry.constant())
-        if self._trace:
-            self._stack.enter_context(self._tracing())
-
-    @contextlib.contextmanager
-    def _tracing(self) -> Iterator[None]:
-        plain: Callable[..., Any] = self._runner.execute_model
-
-        def execute(scheduled: Any, *args: Any, **kwargs: Any) -> Any:
-            if not scheduled.total_num_scheduled_tokens:
-                return plain(scheduled, *args, **kwargs)
-            result, seen = names(lambda: plain(scheduled, *args, **kwargs))
-            self._names.append(seen)
-            return result
-
-        self._runner.execute_model = execute
-        try:
-            yield
-        finally:
-            self._runner.execute_model = plain
-
-    def end(self) -> dict[str, Any]:
-        """Watch no more, and tell what was seen, as `RankEvidence` has it."""
-        self._stack.close()
-        watch, eager = self._watch, self._runner.vllm_config.model_config.enforce_eager
-        return {
-            "entry_calls": _entry.calls - self._calls if _entry and eager else None,
-            "trace": self._names,
-            "state": [one.json_value() for one in watch.steps] if watch else [],
-            "watched_blocks": watch.watched if watch else 0,
-            "blocks": watch.blocks if watch else 0,
-            "problem": self._problem,
-        }
+    runner.execute_model = execute
+    try:
+        yield
+    finally:
+        runner.execute_model = plain
 
 
 def begin(worker: Any, asked: Mapping[str, bool]) -> None:
     """Look at this rank; `asked`: trace, state, watermark."""
-    with torch.inference_mode():
-        worker.fasttrack_look = Look(worker.model_runner, **asked)
-        worker.fasttrack_look.begin()
+    with torch.inference_mode(), contextlib.ExitStack() as stack:
+        seen = Observation(worker.model_runner, _entry, **asked)
+        stack.enter_context(seen.watching())
+        if seen.trace:
+            stack.enter_context(_traced(worker.model_runner, seen.names))
+        worker.fasttrack_seen = seen, stack.pop_all()
 
 
 def end(worker: Any) -> dict[str, Any]:
-    """See `Look.end`."""
-    found: dict[str, Any] = worker.fasttrack_look.end()
-    del worker.fasttrack_look
+    """Look no more, and tell what was seen; see `Observation.told`."""
+    seen, stack = worker.fasttrack_seen
+    del worker.fasttrack_seen
+    stack.close()
+    found: dict[str, Any] = seen.told()
     return found

@@ -11,7 +11,8 @@ from typing import Any
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from fasttrack.engine._vllm_child import fingerprint, split
+from fasttrack.engine._vllm_fingerprint import fingerprint
+from fasttrack.engine._vllm_steps import split
 
 _steps = os.environ["FASTTRACK_STEPS"]
 """File of the scheduler's steps."""

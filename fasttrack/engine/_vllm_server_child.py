@@ -65,14 +65,14 @@ class Server(Backend):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._steps = Path(tempfile.mkdtemp(prefix="fasttrack-server-")) / "steps"
+        self._steps_file = Path(tempfile.mkdtemp(prefix="fasttrack-server-")) / "steps"
         self._url = f"http://127.0.0.1:{port}"
         environment = {
             **os.environ,
             "VLLM_SERVER_DEV_MODE": "1",  # for what is asked below
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "FASTTRACK_EXTENSION": own,
-            "FASTTRACK_STEPS": str(self._steps),
+            "FASTTRACK_STEPS": str(self._steps_file),
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags(arguments),
@@ -117,8 +117,8 @@ class Server(Backend):
         """
         asked = {"method": "fasttrack_served"}
         told = dict(self._ask("/collective_rpc", asked)["results"][0])
-        lines = self._steps.read_text().splitlines() if self._steps.exists() else []
-        self._steps.unlink(missing_ok=True)
+        lines = self._steps_file.read_text().splitlines() if self._steps_file.exists() else []
+        self._steps_file.unlink(missing_ok=True)
         steps = [tuple(map(int, line.split())) for line in lines]
         return {
             **told,
@@ -131,7 +131,7 @@ class Server(Backend):
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)  # then it is killed with its group
-        shutil.rmtree(self._steps.parent, ignore_errors=True)
+        shutil.rmtree(self._steps_file.parent, ignore_errors=True)
         return {"peak_rss_mib": None}
 
     def _healthy(self) -> bool:
