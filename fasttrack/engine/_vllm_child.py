@@ -33,8 +33,9 @@ from fasttrack.engine.serve import Coded, serve
 from fasttrack.engine.vllm_arguments import (
     CLAIMED_ENTRY,
     CLAIMED_EXTENSION,
-    COMMON,
+    NEIGHBOUR,
     RANK_EXTENSION,
+    of_neighbour,
     of_target,
 )
 from fasttrack.schema import EngineStep, PathStep, Target
@@ -44,19 +45,6 @@ CLOCK = time.perf_counter
 """Bound before any plugin is loaded: replacing the function in `time` changes nothing here."""
 OBSERVED = "FASTTRACK_OBSERVED"
 """Set by the path stage: the claim's entry is to be wrapped."""
-NEIGHBOUR = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-    "torch_dtype": "float32",
-}
-"""An unrelated model with dummy weights: the isolation stage compares its outputs."""
 
 
 class Backend:
@@ -417,16 +405,7 @@ class Backend:
         if checkpoint is None:
             folder = Path(tempfile.mkdtemp(prefix="fasttrack-neighbour-"))
             (folder / "config.json").write_text(json.dumps(NEIGHBOUR))
-            return {
-                **COMMON,
-                "model": str(folder),
-                "load_format": "dummy",
-                "skip_tokenizer_init": True,
-                "max_model_len": 256,
-                "max_num_seqs": 4,
-                "dtype": "float32",
-                "additional_config": dict(additional_config),
-            }
+            return of_neighbour(target, additional_config, str(folder))
         arguments = of_target(target, self._plugin, additional_config, checkpoint)
         if self._observes_ranks:
             arguments["worker_extension_cls"] = RANK_EXTENSION

@@ -25,6 +25,9 @@ from fasttrack.engine import loaded
 
 PER_BOOT = frozenset({"VLLM_DIST_IDENT", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"})
 """Variables in which vLLM keeps a name it makes up anew at every start."""
+TELLS_WHO_ASKED = "vllm.platforms:_init_trace"
+"""The stack that asked for the platform first, kept for a message: its lines and files are no code
+of the engine's."""
 CHOOSES_PLUGINS = "VLLM_PLUGINS"
 """Set by the harness itself, and the one difference between the boots."""
 TORCH_MODULES = ("torch", "torch.functional", "torch._tensor", "torch._ops", "torch.library",
@@ -43,8 +46,10 @@ def facts(plugin_root: str | None) -> dict[str, dict[str, str]]:
     }
     # The engine moves start-up objects out of the collector's sight; only what it sees is listed.
     gc.unfreeze()
+    code = loaded.code(sys.modules, "vllm") | loaded.code(chosen, "torch")
+    code.pop(TELLS_WHO_ASKED, None)
     return {
-        "code": loaded.code(sys.modules, "vllm") | loaded.code(chosen, "torch"),
+        "code": code,
         "objects": loaded.objects("vllm"),
         "operators": _operators(),
         "architectures": _architectures(),

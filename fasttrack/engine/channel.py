@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fasttrack.errors import EnvironmentUnmet, FasttrackError, RunError, UsageError
 
@@ -138,6 +138,21 @@ class Asked:
     """Monotonic seconds."""
 
 
+def launch(
+    module: str, end: socket.socket, sink: IO[bytes], env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """``python -m module FD`` in a session of its own, with its `end` of a channel."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(end.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=sink,
+        pass_fds=(end.fileno(),),
+        start_new_session=True,
+        env=env,
+    )
+
+
 class Child:
     """A child process with a channel, a log file and a bounded life."""
 
@@ -150,15 +165,7 @@ class Child:
         self.log = log
         self.cell = cell
         with log.open("ab") as sink:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env={**os.environ, **(env or {})},
-            )
+            self._process = launch(module, theirs, sink, {**os.environ, **(env or {})})
         theirs.close()
         self._channel = Channel(ours, nonce=secrets.token_hex(16))
 

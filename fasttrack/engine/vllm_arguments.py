@@ -16,6 +16,21 @@ CLAIMED_EXTENSION = "FASTTRACK_CLAIMED_EXTENSION"
 CLAIMED_ENTRY = "FASTTRACK_CLAIMED_ENTRY"
 """Environment of a rank's process that is looked at: what the claim names, empty for nothing."""
 RANK_EXTENSION = "fasttrack.engine._vllm_rank.Extension"
+NEIGHBOUR = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float32",
+}
+"""An unrelated model with dummy weights: the isolation stage compares its outputs."""
+MEMORY = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+"""Engine arguments by which engines share a GPU."""
 COMMON: Mapping[str, Any] = {"enforce_eager": True, "seed": 0, "disable_log_stats": True}
 
 
@@ -42,6 +57,27 @@ def of_target(
     if plugin and plugin.worker_extension:
         arguments["worker_extension_cls"] = plugin.worker_extension
     return arguments
+
+
+def of_neighbour(
+    target: Target, additional_config: Mapping[str, Any], folder: str
+) -> dict[str, Any]:
+    """Keywords of `vllm.LLM` for the unrelated model in `folder`.
+
+    It takes as much memory as the target: a GPU may hold engines beside it, which its own choice
+    would leave no room.
+    """
+    return {
+        **COMMON,
+        "model": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "dtype": target.dtype,
+        "additional_config": dict(additional_config),
+        **{name: target.engine_args[name] for name in MEMORY if name in target.engine_args},
+    }
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

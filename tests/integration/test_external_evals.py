@@ -298,6 +298,7 @@ def test_answered_items_are_not_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
+@pytest.mark.usefixtures("preloaded")
 def test_the_real_engine_answers_through_the_models_chat_template(tmp_path: Path) -> None:
     pytest.importorskip("kimi_k3")
     root = Path(__file__).resolve().parents[2]

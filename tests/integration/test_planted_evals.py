@@ -15,7 +15,7 @@ REPO = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPO / "benchmarks"))
 pytest.importorskip("kimi_k3")
 eval_faults = pytest.importorskip("eval_faults")
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("preloaded")]
 
 
 @pytest.mark.timeout(900)

@@ -19,7 +19,7 @@ from fasttrack.schema import FeatureRecord
 
 REPO = Path(__file__).resolve().parents[2]
 pytest.importorskip("kimi_k3")
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.usefixtures("preloaded")]
 
 ROWS = {
     "top_k": ("sampling", "letters_after_one_beginning_under_top_k"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fasttrack import engine, isolation, rules
-from fasttrack.engine._vllm_child import NEIGHBOUR
 from fasttrack.engine.setting import Setting
+from fasttrack.engine.vllm_arguments import NEIGHBOUR
 from fasttrack.schema import IsolationRecord, Policy, State, Target
 
 REPO = Path(__file__).resolve().parents[2]

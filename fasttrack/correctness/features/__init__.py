@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import pkgutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from fasttrack.correctness.features import kept
 from fasttrack.correctness.features.control import measure
 from fasttrack.correctness.features.probe import Control, Facts, Feature, Probe, Refused, watch
 from fasttrack.engine.setting import AS_TARGETED, Setting, Variant, path_record
@@ -38,70 +39,85 @@ def registry() -> tuple[Feature, ...]:
 def run(setting: Setting, spec: Mapping[str, Any]) -> list[Record]:
     """All features in one arm, in one engine session per variant.
 
-    Facts of the base arm are kept beside the logs, so that the candidate can be compared with them
-    even when the run is resumed in between. Raises `RunError` RUN-003 when they are gone.
+    What a session left is kept beside the journal, so that an interrupted unit goes on with the
+    next; facts of the base arm are kept beside the logs, for the candidate to be compared with.
+    Raises `RunError` RUN-003 when those are gone.
     """
-    arm = spec["arm"]
-    kept = setting.logs / "features-base-facts.json"
-    base = _load(kept) if arm == "candidate" else {}
-    stage = _Stage(setting, arm, base, [], {})
+    arm: Arm = spec["arm"]
+    path = setting.logs / "features-base-facts.json"
+    base = _load(path) if arm == "candidate" else {}
     chosen = [f for f in registry() if not setting.cell or fnmatch(f.name, setting.cell)]
     control = Control()
+    records: list[Record] = []
+    facts: dict[str, Facts] = {}
     boots = [AS_TARGETED, *(feature.boot(setting.target) for feature in chosen)]
     for variant in {boot.name: boot for boot in boots}.values():
         mine = [f for f in chosen if f.boot(setting.target) == variant]
-        control = stage.session(variant, mine, control)
+        name = "-".join(filter(None, ("features", arm, variant.name)))
+        journal = setting.journal / f"{name}.json" if setting.journal else None
+        boot = kept.read(journal) if journal else None
+        if boot is None:
+            boot = _Stage(setting, arm, base, name, variant, control).observed(mine)
+            if journal:
+                kept.write(journal, boot)
+        else:
+            setting.say(f"{name}: already there")
+        records += boot.records
+        facts |= boot.facts
+        control = boot.control
     if arm == "base":
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(stage.facts))
-    return stage.records
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(facts))
+    return records
 
 
 @dataclass
 class _Stage:
-    """One arm: what is known of base, and what has been gathered."""
+    """One session of an arm: what is known of base, and what has been gathered."""
 
     setting: Setting
     arm: Arm
     base: Mapping[str, Facts]
-    records: list[Record]
-    facts: dict[str, Facts]
+    name: str
+    variant: Variant
+    control: Control
+    """Of the session of the engine as targeted, which measures it."""
+    records: list[Record] = field(default_factory=list)
+    facts: dict[str, Facts] = field(default_factory=dict)
 
-    def session(self, variant: Variant, features: Sequence[Feature], control: Control) -> Control:
-        """Features of one variant in one session; the first session measures the control.
-
-        An engine that refuses a variant offers none of its features.
-        """
-        name = "-".join(filter(None, ("features", self.arm, variant.name)))
+    def observed(self, features: Sequence[Feature]) -> kept.Boot:
+        """Features in one session. An engine that refuses a variant offers none of its features."""
         paths: list[PathRecord] = []
         ready = False
         try:
             with self.setting.session(
-                "features", name, self.arm, self.records, variant, count_nans=True
+                "features", self.name, self.arm, self.records, self.variant, count_nans=True
             ) as session:
                 ready = True
                 probe = Probe(
                     session=session,
                     target=self.setting.target,
                     seed=self.setting.seed,
-                    record=lambda cell, made: path_record("features", name, self.arm, cell, made),
+                    record=lambda cell, made: path_record(
+                        "features", self.name, self.arm, cell, made
+                    ),
                     paths=paths,
-                    control=control,
+                    control=self.control,
                 )
-                if variant == AS_TARGETED:
-                    control = probe.control = self._control(probe)
+                if self.variant == AS_TARGETED:
+                    self.control = probe.control = self._measured(probe)
                 for feature in features:
                     self.setting.say(f"{feature.name} ({self.arm})")
                     self.records.append(self._observe(feature, probe))
         except RunError as error:
-            if ready or variant == AS_TARGETED or error.code not in ("ENG-001", "ENG-007"):
+            fatal = ready or self.variant == AS_TARGETED
+            if fatal or error.code not in ("ENG-001", "ENG-007"):
                 raise
             status: Status = "refused" if error.code == "ENG-007" else "error"
             self.records += [self._told(feature, status, error.cause) for feature in features]
-        self.records += paths
-        return control
+        return kept.Boot((*self.records, *paths), self.facts, self.control)
 
-    def _control(self, probe: Probe) -> Control:
+    def _measured(self, probe: Probe) -> Control:
         """This arm's answers with stock's band."""
         self.setting.say(f"stock against stock ({self.arm})")
         found = measure(probe)

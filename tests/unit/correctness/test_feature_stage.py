@@ -3,6 +3,8 @@ sorted into what is recorded and what stops the run."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,16 @@ from fasttrack.schema import FeatureRecord, PathRecord, SessionRecord
 NAMES = {feature.name for feature in features.registry()}
 
 
-def run(folder: Path, arm: str, **changes: Any) -> list[Any]:
-    """The stage in one arm."""
-    return features.run(setting(folder, **changes), {"arm": arm})
+def run(
+    folder: Path,
+    arm: str,
+    journal: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    **changes: Any,
+) -> list[Any]:
+    """The stage in one arm; `changes` are the engine's."""
+    told = replace(setting(folder, **changes), journal=journal, say=say)
+    return features.run(told, {"arm": arm})
 
 
 def by_name(records: list[Any]) -> dict[str, FeatureRecord]:
@@ -43,6 +52,36 @@ def test_both_arms(tmp_path: Path) -> None:
         paths = [r for r in records if isinstance(r, PathRecord)]
         assert {path.cell.removeprefix("features/") for path in paths} == NAMES | {"control"}
         assert {path.session for path in paths} == {r.session for r in sessions.values()}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_an_interrupted_unit_goes_on_with_the_boot_it_was_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    journal = tmp_path / "journal"
+    (last,) = (one for one in features.registry() if one.name == "lora")
+
+    def stopped(probe: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        others = [one for one in features.registry() if one.name != "lora"]
+        broken = (*others, replace(last, observe=stopped))
+        patch.setattr(features, "registry", lambda: broken)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, "base", journal=journal)
+    kept = sorted(journal.iterdir())
+    assert kept and not [path for path in kept if "lora" in path.name]
+    if cut:
+        kept[0].write_bytes(kept[0].read_bytes()[:-1])
+    said: list[str] = []
+    records = run(tmp_path, "base", journal=journal, say=said.append)
+    assert set(by_name(records)) == NAMES
+    assert {r.status for r in by_name(records).values()} == {"observed"}
+    boots = [line.split(":")[0] for line in said if ": starting" in line]
+    assert set(boots) == {"features-base-lora", *([kept[0].stem] if cut else [])}
+    # What the candidate is compared with is whole: of boots before and after.
+    assert all(c.holds for r in by_name(run(tmp_path, "candidate")).values() for c in r.checks)
 
 
 def test_prefixes_are_cached_by_a_boot_of_their_own_where_the_target_does_not(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrack.engine.vllm_arguments import flags, of_target
+from fasttrack.engine.vllm_arguments import flags, of_neighbour, of_target
 from fasttrack.schema import Target
 
 SWITCH = {"ours": {"path": "fast"}}
@@ -53,6 +53,15 @@ def test_options_stand_beside_the_switch_and_not_in_its_place(
     own: dict[str, Any], both: dict[str, Any]
 ) -> None:
     assert _made(additional_config=own)["additional_config"] == both
+
+
+def test_the_unrelated_model_takes_no_more_memory_than_the_target() -> None:
+    memory = {"gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": 2**30}
+    made = of_neighbour(_target(**memory, enable_prefix_caching=True), SWITCH, "folder")
+    assert made | memory == made
+    assert (made["dtype"], made["additional_config"]) == ("bfloat16", SWITCH)
+    assert "enable_prefix_caching" not in made
+    assert not set(memory) & set(of_neighbour(_target(), SWITCH, "folder"))
 
 
 def test_flags_spell_what_keywords_say() -> None:
