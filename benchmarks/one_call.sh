@@ -44,8 +44,9 @@ export VLLM_ALLREDUCE_USE_FLASHINFER=0 VLLM_FLASHINFER_ALLREDUCE_BACKEND=trtllm
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 KIMI_K3_CACHE=${KIMI_K3_CACHE:-$(realpath "$work")/kernels}
 
 # Folders are named relative to the repository, so that no path of this machine gets into a bundle.
-set -m # a background job without job control is deaf to interrupts
-"${PYTHON:-python3}" -m fasttrack validate "$claim" --target "$target" --runs "$work/runs" --out "$work/bundles" "$@" &
+# A background job is deaf to interrupts without job control, and where this script was started deaf.
+set -m
+env --default-signal=INT "${PYTHON:-python3}" -m fasttrack validate "$claim" --target "$target" --runs "$work/runs" --out "$work/bundles" "$@" &
 run=$!
 left=$((limit - SECONDS - 40))
 (sleep $((left > 5 ? left : 5)) && kill -INT $run) 2> /dev/null &

@@ -8,6 +8,8 @@ matter, and those whose times are looked at, do without.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -56,6 +58,12 @@ def _run(module: str, end: Any, sink: Any, env: Mapping[str, str]) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(env)
+    # As a new interpreter does: what is planted comes this way.
+    places = [*filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = [place for place in places if place not in sys.path]
+    sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sitecustomize")
     log = sink.detach()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
