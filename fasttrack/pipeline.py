@@ -245,7 +245,7 @@ def _freeze(
         stages=stages,
         cell=options.cell,
         agent=options.agent,
-        command=options.command,
+        command=provenance.command(options.command),
         claim_sha256=frozen.claim.digest(),
         policy_sha256=options.policy.digest(),
         plan_sha256=digest(made.json_value()),

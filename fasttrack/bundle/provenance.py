@@ -99,6 +99,12 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def command(words: Sequence[str]) -> tuple[str, ...]:
+    """A command line as others may read it: this folder and the user's own are not named."""
+    here = f"{Path.cwd()}{os.sep}"
+    return tuple(_without_home(word.replace(here, "")) for word in words)
+
+
 def looks_secret(name: str, value: str) -> bool:
     """Whether a variable's name, or the shape of its value, suggests a credential."""
     if _SECRET_NAME.search(name) or _SECRET_VALUE.search(value):

@@ -3,7 +3,7 @@
 It drives `LLMEngine.step()` itself, so that every step has a start, a duration and, from the
 scheduler's own output, its decode and prefill tokens. The optimization's step log is fetched
 after each call through the worker extension named in the claim.
-Tried with vLLM 0.32.0 on a CPU, and with 0.33.0 on a GPU with its second model runner.
+Tried with vLLM 0.32.0 and 0.33.0 on a CPU, and with 0.33.0 on a GPU with its second model runner.
 """
 
 from __future__ import annotations

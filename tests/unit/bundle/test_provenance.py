@@ -56,6 +56,17 @@ def test_home_folder_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"VLLM_CACHE_ROOT": "~/.cache/vllm"}
 
 
+def test_a_command_names_no_folder_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    said = ("fasttrack", f"{tmp_path}/work/claim", f"--out={tmp_path}/out", "--cell", "decode/*")
+    told = ("fasttrack", "claim", "--out=~/out", "--cell", "decode/*")
+    assert provenance.command(said) == told
+
+
 def git(repo: Path, *arguments: str) -> None:
     settings = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
     subprocess.run(
